@@ -1,0 +1,46 @@
+"""The one vocabulary of tensor axes.
+
+Every tensor annotation in Mainstem is written with these words, as jaxtyping reads them:
+`Float[Tensor, "batch pos d_model"]`. Two annotations that use the same word in one function mean the same
+size, and with `pytest` this is checked at every call. A sum or product of words (`"n_heads*d_head"`), a
+number, and jaxtyping's own marks (`...`, `*batch`, `#batch`, `_`) are allowed beside them. One axis alone
+is written with a leading space, `Float[Tensor, " pos"]`, so that linters do not take it for a name.
+
+Limits: words only. The module imports nothing, so that everything can import it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+AXES: Mapping[str, str] = MappingProxyType(
+    {
+        # where in the text
+        "batch": "sequences that run together; rows may be padded on the left",
+        "pos": "token positions; where two kinds meet, the destination: the position that is written to",
+        "source": "the positions that attention reads from",
+        "pair": "rows of a flat list of (batch, position) pairs",
+        "token": "tokens routed to experts: batch and pos made flat",
+        # the stream and what writes into it
+        "d_model": "dimensions of the residual stream",
+        "layer": "blocks, in the order of execution",
+        "n_heads": "attention heads (query heads)",
+        "n_key_value_heads": "key/value heads; head h reads number h // (n_heads / n_key_value_heads)",
+        "group": "query heads that share one key/value head",
+        "d_head": "dimensions of a head's query and key",
+        "d_value": "dimensions of a head's value, where it differs from d_head",
+        "d_mlp": "neurons of a dense MLP",
+        "neuron": "some neurons out of a sublayer's, in a given order",
+        "n_experts": "routed experts of a sublayer",
+        "expert": "some experts out of a sublayer's: those that a token was routed to",
+        "d_expert": "neurons of one expert",
+        "d_in": "inputs of a linear map",
+        "d_out": "outputs of a linear map",
+        # the answer
+        "d_vocab": "tokens of the vocabulary, as the unembedding counts them",
+        "part": "the parts of a decomposition",
+        "unit": "units that are scored together",
+        "top": "the best k of something",
+        "point": "points of a quadrature",
+    }
+)
+"""Each word with its meaning."""

@@ -1,0 +1,245 @@
+"""What an anatomy is: the writes, reads, blocks and readout of one model, as immutable data.
+
+`discover` (in `mainstem.model.discovery`) makes one from a single recorded forward pass; runs, decompositions and
+certificates only read it. Weights in it are the model's own tensors, never copies, and nothing is folded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mainstem.model.graph import StreamGraph
+from mainstem.model.hooks import Site
+from mainstem.model.norms import Norm
+from mainstem.model.program import Program
+from mainstem.units import Unit
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A product of matrices [out, in] and per-row factors [out], applied first to last: how something is carried."""
+
+    factors: tuple[Tensor, ...]
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in z's dtype."""
+        for factor in self.factors:
+            z = z @ factor.to(z).T if factor.dim() == 2 else z * factor.to(z)
+        return z
+
+    def columns(self, index: Tensor | slice) -> Tensor:
+        """[out, chosen]: what single input channels write."""
+        first, *rest = self.factors
+        assert first.dim() == 2
+        columns = first[:, index]
+        for factor in rest:
+            columns = factor.to(columns) @ columns if factor.dim() == 2 else columns * factor.to(columns)[:, None]
+        return columns
+
+    @property
+    def n_in(self) -> int:
+        return self.factors[0].shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class PreStep:
+    """What happens elementwise between attention's result and what W_O reads, in the channels of W_O's input.
+
+    One of: `factor`, a constant [width]; a gate, the run's value at `gate_site` whose positions are on `gate_axis` and
+    whose entries are read at `columns` [width]; an RMS norm (`eps`, `factor` as its gain) over the channels that share
+    a number in `groups` [width].
+    """
+
+    factor: Tensor | None = None
+    gate_site: Site | None = None
+    gate_axis: int = 0
+    columns: Tensor | None = None
+    groups: Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCore:
+    """The product of a pattern with values, and how it reaches W_O.
+
+    Attributes:
+        site: the call; its arguments are seen there.
+        fused: whether the call computes the pattern itself (scaled dot-product attention) from query and key.
+        slots: which argument is "query", "key", "value", "mask", or "pattern" and "value".
+        layouts: einops patterns of those arguments' axes.
+        channels: [n_heads, d_head] where each coordinate of each head is in W_O's input.
+        key_groups, value_groups: how many neighbouring heads of the argument are copies of one key/value head.
+        scaling: the fused call's scale; None for 1 / sqrt(d_head of the keys).
+    """
+
+    site: Site
+    fused: bool
+    slots: dict[str, int]
+    layouts: dict[str, str]
+    sizes: dict[str, int]
+    channels: Tensor
+    n_key_value_heads: int
+    key_groups: int
+    value_groups: int
+    causal: bool
+    scaling: float | None
+    steps: tuple[PreStep, ...]
+
+    @property
+    def n_heads(self) -> int:
+        return self.channels.shape[0]
+
+
+@dataclass(frozen=True)
+class ExpertSite:
+    """A module call to record locally, and the value in it that is a sum over experts.
+
+    The value is output `slot` of the call, or, with slot None, the result of `function` number `ordinal` inside it.
+    """
+
+    path: str
+    call: int
+    slot: int | None
+    function: str = ""
+    ordinal: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """One addition to the stream.
+
+    Attributes:
+        unit: the sublayer or embedding that it belongs to.
+        site: where its value can be seen, [batch, positions, d_model] in any arrangement.
+        module: the module that made it.
+        source: site of what its last matrix product reads, or None if it is no product.
+        projection: the matrices from there to the write.
+        bias: the constant part of the write, [d_model] or None.
+        attention: the attention behind `source`, if that is what it is.
+        neurons: whether `source` holds neurons' activations.
+        experts: what to record locally where the write is a sum over experts, chosen token by token.
+        refusals: for each level that cannot be had, the reason.
+    """
+
+    unit: Unit
+    site: Site
+    module: str
+    dtype: torch.dtype
+    source: Site | None = None
+    projection: Projection | None = None
+    bias: Tensor | None = None
+    attention: AttentionCore | None = None
+    neurons: bool = False
+    shared_expert: int | None = None
+    first_neuron: int = 0
+    experts: ExpertSite | None = None
+    refusals: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """One matrix that reads the stream.
+
+    `node` of the stream graph is what it reads, after its norm; `roles` say what for (query, key, value, gate, up,
+    router, input); `site` is where the result can be seen, and `norm` the norm it is read through.
+    """
+
+    unit: Unit
+    roles: tuple[str, ...]
+    node: int
+    stream_node: int
+    norm: Norm | None
+    weight: Tensor
+    bias: Tensor | None
+    module: str
+    site: Site
+    dtype: torch.dtype
+    head_norm: Norm | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One block in the order of execution: its module, which call of it, and the stream value that enters."""
+
+    layer: int
+    path: str
+    call: int
+    writes: tuple[int, ...]
+    input_node: int
+    input_site: Site
+
+
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """From the stream to the logits: norm, unembedding [d_vocab, d_model], bias, scale and softcap.
+
+    u = scale * W_U norm(x) + bias; the logits are u, or cap * tanh(u / cap) with a softcap. Where the path is not of
+    that form `opaque` says why, and `program` maps recorded-size stream values [1, positions, d_model] to logits.
+    """
+
+    norm: Norm | None
+    unembedding: Tensor
+    bias: Tensor | None
+    scale: float
+    softcap: float | None
+    input_site: Site
+    stream_site: Site
+    recorded_positions: int
+    before: Projection | None = None
+    opaque: str | None = None
+    program: Program | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """Sizes by the field's names; None where the model has no such thing, a tuple where layers differ."""
+
+    n_layers: int
+    d_model: int
+    d_vocab: int
+    n_heads: int | tuple[int, ...] | None
+    n_key_value_heads: int | tuple[int, ...] | None
+    d_head: int | tuple[int, ...] | None
+    d_mlp: int | tuple[int, ...] | None
+    n_experts: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """The structure of one model's residual stream."""
+
+    writes: tuple[Write, ...]
+    reads: tuple[Read, ...]
+    blocks: tuple[Block, ...]
+    graph: StreamGraph
+    write_nodes: tuple[int, ...]
+    spine: tuple[int, ...]
+    owners: tuple[Unit | None, ...]
+    readout: Readout
+    sizes: Sizes
+    tied: bool
+    causal: bool
+    positions: str
+    dtype: torch.dtype
+    notes: tuple[str, ...] = ()
+
+    def sublayers(self) -> list[Unit]:
+        """Embeddings and sublayers in the order in which they write."""
+        return list(dict.fromkeys(write.unit for write in self.writes))
+
+    def writes_of(self, unit: Unit) -> list[int]:
+        """The writes that belong to a sublayer."""
+        return [i for i, write in enumerate(self.writes) if write.unit == unit]
+
+    def refusals(self, level: str) -> dict[Unit, str]:
+        """The sublayers that cannot be split to `level`, each with the reason."""
+        return {w.unit: w.refusals[level] for w in self.writes if level in w.refusals}
+
+
+def merged(values: Sequence[Any]) -> Any:
+    """One value if all are equal, the tuple otherwise, None for none: sizes that may differ between layers."""
+    distinct = list(dict.fromkeys(values))
+    return None if not distinct else distinct[0] if len(distinct) == 1 else tuple(values)

@@ -1,0 +1,246 @@
+"""The attention behind a write: which call mixes positions, how its operands are laid out, how its result reaches W_O.
+
+Two forms are known: the fused kernel (scaled dot-product attention), whose pattern rows are recomputed from the query
+and key that it received, and a pattern times values, whose rows are taken as they are (so sinks, softcaps, ALiBi and
+dropped keys need no formula). Head h and coordinate j are found in W_O's input by following every element through the
+model's own views. Raises `LevelRefusedError` with the reason where the structure shows something else.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from mainstem.errors import LevelRefusedError
+from mainstem.model.anatomy import AttentionCore, PreStep
+from mainstem.model.behaviour import index_map
+from mainstem.model.hooks import Site
+from mainstem.model.layouts import by_position, fit_output_layout, repeats
+from mainstem.model.paths import FUSED, Path, PathStep, pattern_operands
+from mainstem.model.program import argument_slot, one_call
+from mainstem.model.recorder import Call, Value
+from mainstem.model.sites import SiteFinder
+from mainstem.model.views import heads_first
+
+SIGNATURE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def attention_core(path: Path, finder: SiteFinder, positions: int) -> AttentionCore:
+    """The attention core of a path that ends at one."""
+    assert path.core is not None
+    before = path.steps[path.products[-1] + 1 :] if path.products else path.steps
+    before = before[::-1]  # from attention's result to W_O's input
+    if not path.source.tensor.is_floating_point() or path.source.tensor.numel() % positions:
+        raise LevelRefusedError("attention's result does not have one row for each position", _where(path.core))
+    index = _follow(path.source, before).reshape(positions, -1)
+    found = _fit(path.source, index, positions)
+    if found is None:
+        raise LevelRefusedError(
+            "heads cannot be told apart: attention's result reaches the output matrix in no order of heads and positions",
+            _where(path.core),
+        )
+    layout, channels, sizes = found
+    steps = tuple(_pre_step(i, before, finder, positions) for i, s in enumerate(before) if s.kind != "view")
+    operands = _fused(path.core, layout) if path.core.name == FUSED else _unfused(path.core, path.source, layout)
+    return _assemble(path.core, operands, channels, sizes, steps, positions)
+
+
+def _where(call: Call) -> str:
+    return call.frame.path if call.frame is not None else "the model"
+
+
+def _follow(start: Value, steps: list[PathStep], index: Tensor | None = None) -> Tensor:
+    """Where each element of the last step's result comes from, as flat indices into `start` (or into `index`)."""
+    current = torch.arange(start.tensor.numel()).reshape(start.shape) if index is None else index
+    for step in steps:
+        if step.kind == "view":
+            moved = index_map(one_call(step.value, [step.source]), step.source.tensor)
+            assert moved is not None
+            current = current.reshape(-1)[moved.cpu().reshape(-1)].reshape(step.value.shape)
+        else:
+            current = current.reshape(step.value.shape)
+    return current
+
+
+def _fit(result: Value, index: Tensor, positions: int) -> tuple[str, Tensor, dict[str, int]] | None:
+    count = result.tensor.numel() // (positions * result.shape[-1])
+    tensor = result.tensor.detach().cpu()
+    splits: list[dict[str, int]] = [{"h": count, "t": positions}]
+    splits += [{"k": k, "g": count // k, "t": positions} for k in range(1, count) if count % k == 0]
+    for sizes in splits:
+        fitted = fit_output_layout(tensor, index, sizes)
+        if fitted is not None:
+            return *fitted, {name: size for name, size in sizes.items() if name != "t"}
+    return None
+
+
+def _pre_step(number: int, steps: list[PathStep], finder: SiteFinder, positions: int) -> PreStep:
+    """Step `number` between attention's result and W_O, carried to the channels of W_O's input."""
+    step, later = steps[number], steps[number + 1 :]
+
+    def channels(values: Tensor) -> Tensor:
+        return _follow(step.value, later, values.expand(step.value.shape)).reshape(positions, -1)
+
+    if step.kind == "factor":
+        assert step.factor is not None
+        return PreStep(factor=_constant_row(_gather(step.factor, channels)))
+    if step.kind == "gate":
+        assert step.gate is not None
+        gate = step.gate
+        axes = [axis for axis, size in enumerate(gate.shape) if size == positions]
+        if len(axes) != 1:
+            raise LevelRefusedError("a gate on attention's result has no axis of positions", _where(step.value.call))
+        numbers = torch.arange(gate.tensor.numel()).reshape(gate.shape)
+        wanted = channels(numbers)
+        rows = by_position(numbers, axes[0], 1, positions)[0]
+        place = {int(value): column for column, value in enumerate(rows[0].tolist())}
+        columns = torch.tensor([place.get(int(value), 0) for value in wanted[0].tolist()])
+        if not torch.equal(rows[:, columns], wanted):
+            raise LevelRefusedError("a gate on attention's result mixes positions", _where(step.value.call))
+        return PreStep(gate_site=finder.site(gate), gate_axis=axes[0], columns=columns)
+    assert step.norm is not None
+    if step.norm.centred or step.norm.bias is not None:
+        raise LevelRefusedError(
+            "a centring norm between attention and its output matrix mixes the heads", _where(step.value.call)
+        )
+    width = step.value.shape[-1]
+    groups = channels((torch.arange(step.value.tensor.numel()) // width).reshape(step.value.shape))
+    gain = None if step.norm.gain is None else _constant_row(_gather(step.norm.gain, channels))
+    _, first = torch.unique(groups[0], return_inverse=True)
+    return PreStep(factor=gain, groups=first, eps=step.norm.eps)
+
+
+def _gather(values: Tensor, channels) -> Tensor:
+    flat = values.detach().reshape(-1)
+    return flat[channels(torch.arange(flat.numel())).to(flat.device)]
+
+
+def _constant_row(rows: Tensor) -> Tensor:
+    return rows[0]
+
+
+@dataclass(frozen=True)
+class _Operands:
+    values: dict[str, Value]
+    layouts: dict[str, str]
+    fused: bool
+    constants: dict[str, Any]
+    slots: dict[str, int]
+
+
+def _fused(call: Call, layout: str) -> _Operands:
+    bound = dict(zip(SIGNATURE, call.args, strict=False)) | call.kwargs
+    leaves, _ = tree_flatten((call.args, call.kwargs))
+    values = {name: bound[name] for name in ("query", "key", "value")}
+    slots = {name: argument_slot(call, value) for name, value in values.items()}
+    names = list(SIGNATURE[: len(call.args)]) + list(call.kwargs)
+    for name in ("attn_mask", "is_causal"):
+        if name in names and len(leaves) == len(names):
+            slots[name] = names.index(name)
+    axes = layout.split(" ")
+    if axes[-1] != "t" or "(" in layout and axes[-1].endswith(")"):
+        raise LevelRefusedError("the fused attention's rows are not positions", _where(call))
+    lead = layout[: -len(" t")] if layout != "t" else ""
+    layouts = {"query": f"{lead} t d", "key": f"{lead} s d", "value": f"{lead} s j"}
+    return _Operands(values, layouts, True, bound, slots)
+
+
+def _unfused(call: Call, result: Value, layout: str) -> _Operands:
+    found = pattern_operands(call)
+    assert found is not None
+    pattern, value = found
+    axes = _axes(layout)
+    if call.name == "einsum":
+        layouts = _einsum_layouts(call, axes, pattern, value)
+    else:
+        batch = axes[:-1]
+        own = batch[len(batch) - (value.tensor.dim() - 2) :] if value.tensor.dim() > 2 else []
+        named = ["1" if size == 1 and name != "b" else name for name, size in zip(own, value.shape, strict=False)]
+        layouts = {"pattern": " ".join([*axes, "s"]), "value": " ".join([*named, "s", "j"])}
+    values = {"pattern": pattern, "value": value}
+    slots = {name: argument_slot(call, v) for name, v in values.items()}
+    return _Operands(values, layouts, False, {}, slots)
+
+
+def _axes(layout: str) -> list[str]:
+    """The axes of a pattern; merged axes stay in their brackets."""
+    axes, depth = [""], 0
+    for char in layout:
+        depth += (char == "(") - (char == ")")
+        if char == " " and depth == 0:
+            axes.append("")
+        else:
+            axes[-1] += char
+    return axes
+
+
+def _einsum_layouts(call: Call, axes: list[str], pattern: Value, value: Value) -> dict[str, str]:
+    equation = next((a for a in call.args if isinstance(a, str)), None)
+    if equation is None or "->" not in equation or "." in equation:
+        raise LevelRefusedError("an einsum without explicit output axes", _where(call))
+    inputs, output = equation.replace(" ", "").split("->")
+    terms = inputs.split(",")
+    tensors = [leaf for leaf in tree_flatten(call.args[1:])[0] if isinstance(leaf, Value)]
+    by_value = {value_.id: term for value_, term in zip(tensors, terms, strict=True)}
+    names = dict(zip(output, [*axes, "j"], strict=True))
+    summed = [c for c in by_value[pattern.id] if c in by_value[value.id] and c not in output]
+    if len(summed) != 1:
+        raise LevelRefusedError("an einsum that sums over more than the source positions", _where(call))
+    names[summed[0]] = "s"
+    return {
+        "pattern": " ".join(names[c] for c in by_value[pattern.id]),
+        "value": " ".join(names[c] for c in by_value[value.id]),
+    }
+
+
+def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> AttentionCore:
+    assert call.frame is not None
+    groups = {}
+    n_heads = channels.shape[0]
+    for name in ("key", "value"):
+        if name not in operands.values:
+            continue
+        tensor = operands.values[name].tensor
+        layout = operands.layouts[name]
+        if name == "key" or operands.fused:
+            layout = _with_own_heads(layout, tensor, sizes)
+            operands.layouts[name] = layout
+        heads = heads_first(tensor, layout, sizes, 1)
+        if heads.shape[2] != positions:
+            raise LevelRefusedError(
+                f"attention reads {heads.shape[2]} sources for {positions} positions", _where(call),
+                "Its sources are not the prompt's positions, so subvalues have no meaning here.",
+            )
+        groups[name] = repeats(heads)
+        groups[f"{name}_heads"] = heads.shape[1]
+    n_value = groups["value_heads"] // groups["value"]
+    if n_heads % n_value:
+        raise LevelRefusedError(f"{n_heads} heads do not share {n_value} key/value heads evenly", _where(call))
+    scale = operands.constants.get("scale")
+    return AttentionCore(
+        site=Site(call.frame.path, call.frame.call, "arguments", 0, call.name, call.ordinal),
+        fused=operands.fused,
+        slots=operands.slots,
+        layouts=operands.layouts,
+        sizes=sizes,
+        channels=channels,
+        n_key_value_heads=n_value,
+        key_groups=groups.get("key", 1),
+        value_groups=groups["value"],
+        causal=bool(operands.constants.get("is_causal", False)),
+        scaling=None if scale is None or isinstance(scale, Value) else float(scale),
+        steps=steps,
+    )
+
+
+def _with_own_heads(layout: str, tensor: Tensor, sizes: dict[str, int]) -> str:
+    """The layout with the number of heads that the tensor itself has (fewer, where the kernel groups queries)."""
+    axes = _axes(layout)
+    for i, axis in enumerate(axes):
+        names = [n for n in axis.strip("()").split(" ") if n in sizes]
+        if names and tensor.shape[i] != prod(sizes[n] for n in names):
+            axes[i] = "own" if "b" not in axis else "(b own)"
+    return " ".join(axes)

@@ -1,0 +1,107 @@
+"""How the axes of a tensor are made of batch, heads and positions.
+
+Layouts are einops patterns found by trial: the few ways in which the axes of attention's operands can be composed of
+batch b, heads h (or key/value groups k times g) and destinations t are enumerated, and the one is kept under which
+every element is where the model's own views put it.
+
+The recording has batch 1 and a number of positions that divides no size of the model, so an axis that holds positions
+cannot be mistaken for another.
+"""
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+
+def layouts(shape: tuple[int, ...], sizes: dict[str, int]) -> Iterator[str]:
+    """Patterns for axes of `shape` composed of the atoms of `sizes` in any order; batch (size 1) comes first."""
+    atoms = [name for name in sizes if name != "b"]
+    for order in permutations(atoms):
+        pattern = _compose(shape, list(order), sizes)
+        if pattern is not None:
+            yield pattern
+
+
+def _compose(shape: tuple[int, ...], order: list[str], sizes: dict[str, int]) -> str | None:
+    """One pattern with the atoms in this order, or None if the axes' sizes do not allow it."""
+    axes: list[list[str]] = []
+    rest = list(order)
+    for size in shape:
+        axis: list[str] = []
+        product = 1
+        while product < size and rest:
+            axis.append(rest.pop(0))
+            product *= sizes[axis[-1]]
+        if product != size:
+            return None
+        axes.append(axis)
+    while rest and sizes[rest[0]] == 1 and axes:
+        axes[-1].append(rest.pop(0))
+    if rest:
+        return None
+    free = next((i for i, axis in enumerate(axes) if not axis), None)
+    if free is None:
+        axes[0].insert(0, "b")
+    else:
+        axes[free] = ["b"]
+    return " ".join(axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in axes)
+
+
+def fit_output_layout(result: Tensor, index: Tensor, sizes: dict[str, int]) -> tuple[str, Tensor] | None:
+    """The layout of an attention product's result, and where its elements are in what W_O reads.
+
+    Args:
+        result: the product's result; its last axis is the coordinate j of a head's value.
+        index: [positions, width] for each element of W_O's input the flat index in `result` that it is.
+        sizes: sizes of "t" and of "h", or of "k" and "g".
+
+    Returns:
+        The layout of the leading axes, and [n_heads, d_head] channels of W_O's input; or None.
+    """
+    width = result.shape[-1]
+    heads = "h" if "h" in sizes else "(k g)"
+    flat = torch.arange(result.numel()).reshape(result.shape)
+    for layout in layouts(tuple(result.shape[:-1]), sizes):
+        inner = {k: v for k, v in sizes.items() if k in layout}
+        inner.pop("b", None)
+        ordered = rearrange(flat, f"{layout} j -> (b t) ({heads.strip('()')} j)", b=1, **inner)
+        channels = _columns(ordered, index)
+        if channels is not None:
+            return layout, channels.reshape(-1, width)
+    return None
+
+
+def _columns(ordered: Tensor, index: Tensor) -> Tensor | None:
+    """For each column of `ordered` the column of `index` that equals it at every position."""
+    if ordered.shape != index.shape:
+        return None
+    place = {int(value): column for column, value in enumerate(index[0].tolist())}
+    columns = [place.get(int(value), -1) for value in ordered[0].tolist()]
+    if min(columns) < 0:
+        return None
+    found = torch.tensor(columns)
+    return found if torch.equal(index[:, found], ordered) else None
+
+
+def repeats(heads: Tensor) -> int:
+    """How many neighbouring entries of axis 1 ([batch, heads, ...]) are equal copies of one key/value head."""
+    count = heads.shape[1]
+    for group in sorted((g for g in range(2, count + 1) if count % g == 0), reverse=True):
+        split = heads.unflatten(1, (count // group, group))
+        if torch.equal(split, split[:, :, :1].expand_as(split)):
+            return group
+    return 1
+
+
+def by_position(tensor: Tensor, axis: int, batch: int, positions: int) -> Tensor:
+    """A run's tensor as [batch, positions, rest], where `axis` held the positions in the recording."""
+    if tensor.shape[axis] == positions and batch > 1:
+        other = next(i for i, size in enumerate(tensor.shape) if size == batch and i != axis)
+        return tensor.movedim((other, axis), (0, 1)).reshape(batch, positions, -1)
+    moved = tensor.movedim(axis, 0)
+    if batch == 1 or moved.shape[0] == batch * positions:
+        return moved.reshape(batch, positions, -1)
+    raise ValueError("a gate's positions are not on the axis where the anatomy saw them")

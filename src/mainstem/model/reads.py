@@ -1,0 +1,256 @@
+"""What reads the stream: every product of a matrix with a stream value, the norm before it, and what it is for.
+
+The role of a matrix is where its result goes: to attention's query, key or value; through a non-linearity to neurons
+(gate), or to them linearly (up); to the choice of experts (router); to a mixer (input).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from mainstem.model.anatomy import Read
+from mainstem.model.behaviour import index_map
+from mainstem.model.labels import Labelled
+from mainstem.model.norms import Norm, constants_of, fit_norm
+from mainstem.model.paths import FUSED, Path, pattern_operands, weight_matrix
+from mainstem.model.program import extract, one_call
+from mainstem.model.recorder import Call, Recording, Value
+from mainstem.model.sites import SiteFinder
+from mainstem.model.stream import PRODUCTS, StreamWalk, is_weight_product
+from mainstem.units import Unit
+
+
+@dataclass
+class Reads:
+    """Reads with the values they read; `finish` gives them their nodes in the graph."""
+
+    found: list[tuple[Read, Value, Value]]
+    inputs: list[Value]
+    query_width: dict[Unit, int] = field(default_factory=dict)
+
+    def finish(self, node_of: Mapping[int, int]) -> list[Read]:
+        return [
+            replace(read, node=node_of[value.id], stream_node=node_of[stream.id]) for read, value, stream in self.found
+        ]
+
+
+def find_reads(
+    recording: Recording, walk: StreamWalk, values: list[Value], labelled: Labelled, finder: SiteFinder
+) -> Reads:
+    """Every read of the recording that belongs to a labelled sublayer."""
+    known = {value.id for value in values}
+    resolver = _Resolver(walk, known)
+    roles = _roles(labelled)
+    found: list[tuple[Read, Value, Value]] = []
+    for value in recording.values:
+        call = value.call
+        if call is None or value.slot != 0 or not is_weight_product(call) or value.id not in roles.owner:
+            continue
+        active = call.active_operands()
+        if len(active) != 1 or not resolver.resolves(active[0]):
+            continue
+        read = _read(value, active[0], walk, resolver, roles, finder)
+        if read is not None:
+            found.append(read)
+    return Reads(found, [value for _, value, _ in found])
+
+
+class _Resolver:
+    """Which values are stream values seen through norms and factors."""
+
+    def __init__(self, walk: StreamWalk, known: set[int]) -> None:
+        self.walk = walk
+        self.known = dict.fromkeys(known, True)
+
+    def resolves(self, value: Value) -> bool:
+        if value.id not in self.known:
+            self.known[value.id] = False
+            if self.walk.full(value) and value.active:
+                step = self.walk.step(value)
+                self.known[value.id] = bool(step.terms) and all(self.resolves(t.value) for t in step.terms)
+        return self.known[value.id]
+
+    def behind_norm(self, value: Value) -> tuple[Norm | None, Value]:
+        """The norm through which `value` sees the stream, and the stream value behind it."""
+        for _ in range(8):
+            step = self.walk.step(value)
+            if step.norm is not None:
+                return step.norm, step.terms[0].value
+            if len(step.terms) != 1:
+                break
+            value = step.terms[0].value
+        return None, value
+
+
+@dataclass
+class _Roles:
+    """For each product's result the sublayer it serves and its roles."""
+
+    owner: dict[int, Unit] = field(default_factory=dict)
+    roles: dict[int, list[str]] = field(default_factory=dict)
+    operands: dict[int, Value] = field(default_factory=dict)
+
+    def note(self, value: Value, unit: Unit, role: str, operand: Value | None = None) -> None:
+        self.owner.setdefault(value.id, unit)
+        roles = self.roles.setdefault(value.id, [])
+        if role not in roles:
+            roles.append(role)
+        if operand is not None:
+            self.operands[value.id] = operand
+
+
+def _roles(labelled: Labelled) -> _Roles:
+    out = _Roles()
+    for write, path, inputs in zip(labelled.writes, labelled.paths, labelled.inputs, strict=True):
+        stop = {value.id for value in inputs}
+        if path.core is not None:
+            for role, operand in attention_operands(path.core).items():
+                for product in _products_behind(operand, stop):
+                    out.note(product, write.unit, role, operand)
+        elif write.neurons:
+            _note_neurons(out, path, write.unit, stop)
+        else:
+            role = "input" if write.unit.kind == "sublayer" and "mixer" in str(write.unit) else "router"
+            for product in _products_behind(path.write, stop):
+                out.note(product, write.unit, role)
+        if path.core is not None or write.neurons:
+            for product in _products_behind(path.write, stop):
+                if product.id not in out.owner and product is not path.write:
+                    out.note(product, write.unit, "gate")
+    return out
+
+
+def attention_operands(core: Call) -> dict[str, Value]:
+    """query, key and value of an attention product, as far as they can be seen."""
+    if core.name == FUSED:
+        names = ("query", "key", "value")
+        bound = dict(zip(names, core.args, strict=False)) | {k: v for k, v in core.kwargs.items() if k in names}
+        return {name: value for name, value in bound.items() if isinstance(value, Value)}
+    found = pattern_operands(core)
+    assert found is not None
+    pattern, value = found
+    scores = _scores(pattern)
+    if scores is None:
+        return {"value": value}
+    query, key = scores.active_operands()[-2:]
+    return {"query": query, "key": key, "value": value}
+
+
+def _scores(pattern: Value) -> Call | None:
+    """The product of queries and keys behind a pattern."""
+    pending, seen = [pattern], 0
+    while pending and seen < 60:
+        value = pending.pop(0)
+        seen += 1
+        call = value.call
+        if call is None:
+            continue
+        if call.name in PRODUCTS and len(call.active_operands()) >= 2:
+            return call
+        pending.extend(call.active_operands())
+    return None
+
+
+def _products_behind(value: Value, stop: set[int]) -> list[Value]:
+    """The first weight products met going back from `value`, down to the stream values in `stop`."""
+    found: dict[int, Value] = {}
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if current.id in seen or current.id in stop or current.call is None:
+            continue
+        seen.add(current.id)
+        if is_weight_product(current.call):
+            found[current.id] = current
+        pending.extend(current.call.active_operands())
+    return list(found.values())
+
+
+def _note_neurons(out: _Roles, path: Path, unit: Unit, stop: set[int]) -> None:
+    """A product of as many rows as there are neurons, through a non-linearity, is `up`; two factors are gate and up."""
+    source = path.source
+    factors = source.call.active_operands() if source.call is not None else []
+    products = _products_behind(source, stop)
+    if len(factors) != 2 or (len(products) == 1 and products[0].shape[-1] == source.shape[-1]):
+        for product in products:
+            out.note(product, unit, "up")
+        return
+    for factor in factors:
+        role = "up" if _reaches_product_by_views(factor) else "gate"
+        for product in _products_behind(factor, stop):
+            out.note(product, unit, role)
+
+
+def _reaches_product_by_views(value: Value) -> bool:
+    while value.call is not None and value.call.func is not None:
+        if is_weight_product(value.call):
+            return True
+        active = value.call.active_operands()
+        if len(active) != 1 or index_map(one_call(value, active), active[0].tensor) is None:
+            return False
+        value = active[0]
+    return False
+
+
+def _read(
+    value: Value, source: Value, walk: StreamWalk, resolver: _Resolver, roles: _Roles, finder: SiteFinder
+) -> tuple[Read, Value, Value] | None:
+    matrix = weight_matrix(value, source)
+    program = one_call(value, [source])
+    if matrix is None or program is None:
+        return None
+    bias = program(torch.zeros_like(source.tensor)).double().reshape(-1, value.shape[-1])[0]
+    norm, stream = resolver.behind_norm(source)
+    assert value.call is not None
+    operand = roles.operands.get(value.id)
+    read = Read(
+        unit=roles.owner[value.id],
+        roles=tuple(roles.roles[value.id]),
+        node=-1,
+        stream_node=-1,
+        norm=norm,
+        weight=matrix,
+        bias=bias if bias.any() else None,
+        module=value.call.frame.path if value.call.frame is not None else "",
+        site=finder.site(value),
+        dtype=value.tensor.dtype,
+        head_norm=None if operand is None or roles.roles[value.id] == ["value"] else _head_norm(operand, value),
+    )
+    return read, source, stream
+
+
+def _head_norm(operand: Value, product: Value) -> Norm | None:
+    """The norm of queries or keys between their projection and attention, if there is one."""
+    current = operand
+    pending, seen = [current], 0
+    while pending and seen < 40:
+        value = pending.pop(0)
+        seen += 1
+        if value.id <= product.id or value.call is None:
+            continue
+        norm = _norm_at(value, product)
+        if norm is not None:
+            return norm
+        pending.extend(value.call.active_operands())
+    return None
+
+
+def _norm_at(value: Value, product: Value) -> Norm | None:
+    frontier = {value.id: value}
+    for _ in range(10):
+        latest = frontier.pop(max(frontier))
+        if latest.call is None or latest.id <= product.id:
+            return None
+        frontier |= {o.id: o for o in latest.call.active_operands()}
+        if len(frontier) == 1:
+            source = next(iter(frontier.values()))
+            if source.shape == value.shape and value.tensor.is_floating_point():
+                program = extract(value, [source])
+                if program is None or len(program.calls) < 1:
+                    return None
+                return fit_norm(program, source.tensor, value.tensor, *constants_of(program))
+    return None
+
+

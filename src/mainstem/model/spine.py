@@ -1,0 +1,55 @@
+"""The stream in the order of time: its states after each addition, and the blocks that they run through."""
+
+from collections.abc import Mapping
+
+
+from mainstem.model.anatomy import Block
+from mainstem.model.graph import NormNode, StreamGraph, WriteNode
+from mainstem.model.hooks import Site
+
+
+from mainstem.model.labels import Labelled
+
+
+def children(graph: StreamGraph, node: int) -> list[int]:
+    """The nodes that a node is made of."""
+    made = graph.nodes[node]
+    if isinstance(made, WriteNode):
+        return []
+    return [made.node] if isinstance(made, NormNode) else [term.node for term in made.terms]
+
+
+def latest_writes(graph: StreamGraph) -> list[int]:
+    """For each node the latest write that is in it; -1 for a constant."""
+    latest: list[int] = []
+    for i, node in enumerate(graph.nodes):
+        own = node.write if isinstance(node, WriteNode) else -1
+        latest.append(max([own, *(latest[child] for child in children(graph, i))]))
+    return latest
+
+
+def spine_of(graph: StreamGraph, latest: list[int]) -> tuple[int, ...]:
+    """The stream's states from the embedding to the root: each node that holds the first write, latest branch first."""
+    first = [False] * len(graph.nodes)
+    for i, node in enumerate(graph.nodes):
+        own = isinstance(node, WriteNode) and node.write == 0
+        first[i] = own or any(first[child] for child in children(graph, i))
+    spine, node = [graph.root], graph.root
+    while True:
+        inside = [child for child in children(graph, node) if first[child]]
+        if not inside:
+            return tuple(reversed(spine))
+        node = max(inside, key=lambda child: latest[child])
+        spine.append(node)
+
+
+def blocks_of(
+    graph: StreamGraph, spine: tuple[int, ...], latest: list[int], labelled: Labelled, sites: Mapping[int, Site]
+) -> tuple[Block, ...]:
+    """The blocks in the order of execution, each with the last state of the stream before its first write."""
+    blocks = []
+    for layer, (path, call, writes) in enumerate(labelled.blocks):
+        before = [node for node in spine if latest[node] < min(writes)]
+        entry = before[-1] if before else spine[0]
+        blocks.append(Block(layer, path, call, tuple(writes), entry, sites[entry]))
+    return tuple(blocks)
