@@ -1,8 +1,8 @@
 """Small causal language models that no library knows, each with one awkward structure of the residual stream.
 
-They stand for the families that nobody here has seen. `ALL["in_place"]()` gives a model in evaluation mode with
-random weights: 200 tokens, d_model 64, 4 query heads over 2 key/value heads of 16, d_mlp 96, 3 layers. Each is
-called with `input_ids` and an optional `attention_mask`, and gives an object with `.logits`.
+They stand for the families that nobody here has seen. `ALL["in_place"]()` gives a model in evaluation mode
+with random weights: 200 tokens, d_model 64, 4 query heads over 2 key/value heads of 16, d_mlp 96, 3 layers.
+Each is called with `input_ids` and an optional `attention_mask`, and gives an object with `.logits`.
 """
 
 import math
@@ -48,8 +48,18 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q = self.query(x).view(batch, length, HEADS, HEAD).transpose(1, 2)
-        k = self.key(x).view(batch, length, GROUPS, HEAD).transpose(1, 2).repeat_interleave(HEADS // GROUPS, 1)
-        v = self.value(x).view(batch, length, GROUPS, HEAD).transpose(1, 2).repeat_interleave(HEADS // GROUPS, 1)
+        k = (
+            self.key(x)
+            .view(batch, length, GROUPS, HEAD)
+            .transpose(1, 2)
+            .repeat_interleave(HEADS // GROUPS, 1)
+        )
+        v = (
+            self.value(x)
+            .view(batch, length, GROUPS, HEAD)
+            .transpose(1, 2)
+            .repeat_interleave(HEADS // GROUPS, 1)
+        )
         pattern = (q @ k.transpose(-1, -2) / math.sqrt(HEAD) + mask).softmax(-1)
         return self.out((pattern @ v).transpose(1, 2).reshape(batch, length, HEADS * HEAD))
 
@@ -98,7 +108,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embeddings of tokens and positions, blocks, a final norm, an untied head; the models below change a part."""
+    """Embeddings of tokens and positions, blocks, a final norm, an untied head; those below change a part."""
 
     def __init__(self, block: Callable[[], nn.Module] = Block, layers: int = LAYERS) -> None:
         super().__init__()
@@ -110,7 +120,10 @@ class Model(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object) -> Output:
         seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         length = input_ids.shape[1]
-        allowed = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril() & seen[:, None].bool()
+        allowed = (
+            torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
+            & seen[:, None].bool()
+        )
         mask = torch.zeros_like(allowed, dtype=self.tokens.weight.dtype).masked_fill(~allowed, -1e9)[:, None]
         x = self.embed(input_ids, (seen.cumsum(-1) - 1).clamp(min=0))
         return Output(self.unembed(self.run(x, mask)))
@@ -127,7 +140,7 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-# --- blocks -----------------------------------------------------------------------------------------------------
+# --- blocks -------------------------------------------------------------------------------------------------
 
 
 class InPlaceBlock(Block):
@@ -152,7 +165,7 @@ class GatedBlock(Block):
 
 
 class SubtractingBlock(Block):
-    """The stream decays, and the writes are subtracted: one behind a learned scalar, one behind a constant."""
+    """The stream decays, and the writes are subtracted: one behind a learned scalar, one a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +214,7 @@ class PostNormBlock(Block):
         return self.norm2(x + self.mlp(x))
 
 
-# --- models -----------------------------------------------------------------------------------------------------
+# --- models -------------------------------------------------------------------------------------------------
 
 
 class InlineNormModel(Model):
@@ -272,22 +285,24 @@ class MixedBackModel(Model):
 
 
 class TwoStreamModel(Model):
-    """Two parallel streams: each block reads a mixture, writes to both, and the streams are mixed with one another.
+    """Two parallel streams: each block reads a mixture and writes to both, and the streams are mixed.
 
     There is no single residual stream: the account must be refused, and say so.
     """
 
     def __init__(self) -> None:
-        super().__init__(block=lambda: nn.ModuleList([RMSNorm(), Attention(), RMSNorm(), MLP()]))
+        super().__init__()
         self.reads = nn.Parameter(torch.full((LAYERS, 2, 2), 0.5))
         self.writes = nn.Parameter(torch.full((LAYERS, 2, 2), 0.7))
         self.mixes = nn.Parameter(torch.eye(2).repeat(LAYERS, 2, 1, 1) * 0.8 + 0.1)
 
     def run(self, x: Tensor, mask: Tensor) -> Tensor:
         streams = torch.stack([x, 0.5 * x])
-        for layer, (norm1, attention, norm2, mlp) in enumerate(self.blocks):
-            for half, sublayer in enumerate((lambda y: attention(norm1(y), mask), lambda y: mlp(norm2(y)))):  # noqa: B023
-                write = sublayer(torch.einsum("n,nbpd->bpd", self.reads[layer, half], streams))
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            for half in (0, 1):
+                read = torch.einsum("n,nbpd->bpd", self.reads[layer, half], streams)
+                write = block.mlp(block.norm2(read)) if half else block.attention(block.norm1(read), mask)
                 streams = torch.einsum("mn,nbpd->mbpd", self.mixes[layer, half], streams)
                 streams = streams + self.writes[layer, half].view(2, 1, 1, 1) * write
         return streams.sum(0)

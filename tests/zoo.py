@@ -1,10 +1,11 @@
 """Tiny random models of every causal-LM family of the installed Transformers. Nothing is downloaded.
 
-`build("llama")` gives a three-layer model with some 100,000 random parameters, in evaluation mode. Sizes are chosen
-so that heads, groups and widths cannot be taken for one another, and every weight is random: norm gains away from
-1, biases and gates away from 0, multipliers away from 1. A decomposition that forgets one of them is visibly wrong.
+`build("llama")` gives a three-layer model with some 100,000 random parameters, in evaluation mode. Sizes are
+chosen so that heads, groups and widths cannot be taken for one another, and every weight is random: norm
+gains away from 1, biases and gates away from 0, multipliers away from 1. A decomposition that forgets one of
+them is visibly wrong.
 
-    python tests/zoo.py                  # which families build here, their size and time; the others with a reason
+    python tests/zoo.py                  # which families build, with size and time; the rest with a reason
     python tests/zoo.py llama gpt2       # only these
 """
 
@@ -29,10 +30,10 @@ MAX_PARAMETERS = 3_000_000
 """No tiny model is larger; sizes are counted on the meta device, before anything is allocated."""
 
 LANGUAGE_PARTS = ("text_config", "decoder")
-"""Nested configurations that hold the language model; all other nested ones are towers for images and sound."""
+"""Nested configurations that hold the language model; all others are towers for images and sound."""
 
 
-class NotBuilt(RuntimeError):
+class NotBuilt(RuntimeError):  # noqa: N818 (a finding about a family, more than an error)
     """The family has no tiny model here; the message says why."""
 
 
@@ -51,10 +52,10 @@ def build(
     experts_implementation: str | None = None,
     **overrides: Any,
 ) -> nn.Module:
-    """A tiny model of the family with random weights, in evaluation mode; raises NotBuilt where there is none.
+    """A tiny model of the family with random weights, in evaluation mode, or NotBuilt.
 
-    `overrides` are fields of the configuration; those that a nested text configuration has go there. None for an
-    implementation leaves the choice to Transformers.
+    `overrides` are fields of the configuration; those that a nested text configuration has go there. None for
+    an implementation leaves the choice to Transformers.
     """
     if family in UNBUILDABLE:
         raise NotBuilt(f"{family}: {UNBUILDABLE[family]}")
@@ -103,7 +104,7 @@ def logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids, use_cache=False).logits
 
 
-# --- configurations ---------------------------------------------------------------------------------------------
+# --- configurations -----------------------------------------------------------------------------------------
 
 
 def _fields(config_class: type) -> set[str]:
@@ -124,7 +125,7 @@ def _cycled(kinds: Iterable[str], layers: int) -> list[str]:
 
 
 def _arguments(config_class: type, sizes: dict, overrides: dict, layers: int) -> dict[str, Any]:
-    """What to call the configuration class with: small sizes, lists cut to the layers, nested parts made small."""
+    """What to call the configuration class with: small sizes, lists cut to the layers, small nested parts."""
     default, fields = config_class(), _fields(config_class)
     aliases = getattr(config_class, "attribute_map", {})
     arguments = {
@@ -140,7 +141,9 @@ def _arguments(config_class: type, sizes: dict, overrides: dict, layers: int) ->
         if isinstance(value, PreTrainedConfig):
             inner = SIZES if name in LANGUAGE_PARTS else TOWER
             arguments[name] = type(value)(**_arguments(type(value), inner, asked or {}, layers))
-        elif isinstance(value, list | tuple) and len(value) > layers and all(isinstance(v, str) for v in value):
+        elif (
+            isinstance(value, list | tuple) and len(value) > layers and all(isinstance(v, str) for v in value)
+        ):
             arguments[name] = _cycled(value, layers)
     for name, value in overrides.items():
         if isinstance(value, list) and len(value) == LAYERS and layers < LAYERS:
@@ -151,7 +154,7 @@ def _arguments(config_class: type, sizes: dict, overrides: dict, layers: int) ->
 
 
 def _language_config(model_class: type, config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration that the class wants: the whole, or the nested part that describes the language model."""
+    """The configuration that the class wants: the whole, or the part that describes the language model."""
     wanted = model_class.config_class
     if isinstance(config, wanted):
         return config
@@ -159,18 +162,20 @@ def _language_config(model_class: type, config: PreTrainedConfig) -> PreTrainedC
     return next((part for part in parts if isinstance(part, wanted)), config)
 
 
-# --- weights ----------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int) -> None:
-    """Draw every weight anew: vectors and constants are moved from where they start, the rest is drawn afresh.
+    """Draw every weight anew: vectors and constants are moved from their start, the rest is drawn afresh.
 
-    Embeddings and writes get about the same size, and query-key products a standard deviation near 1, so that no
-    part of the stream is negligible and no softmax is saturated.
+    Embeddings and writes get about the same size, and query-key products a standard deviation near 1, so that
+    no part of the stream is negligible and no softmax is saturated.
     """
     generator = torch.Generator().manual_seed(seed)
-    modules = sorted((m for m in model.modules() if isinstance(m, KINDS)), key=lambda m: isinstance(m, nn.Embedding))
+    modules = sorted(
+        (m for m in model.modules() if isinstance(m, KINDS)), key=lambda m: isinstance(m, nn.Embedding)
+    )
     kinds = {id(module.weight): module for module in modules}  # a tied weight counts as the embedding
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
@@ -190,7 +195,7 @@ KINDS = (nn.Embedding, nn.Linear, nn.Conv1d, nn.Conv2d, transformers.pytorch_uti
 
 
 def _is_vector(parameter: nn.Parameter) -> bool:
-    """Whether a weight is a gain, bias, gate or decay: of one dimension, or the same non-zero number throughout."""
+    """Whether a weight is a gain, bias, gate or decay: of one dimension, or one number throughout."""
     return parameter.dim() < 2 or _is_constant(parameter)
 
 
@@ -217,7 +222,7 @@ def _deviation(parameter: nn.Parameter, module: nn.Module | None) -> float:
     return 1.0 / parameter.shape[-1] ** 0.5
 
 
-# --- the table --------------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------
 
 
 def survey(names: Iterable[str]) -> int:

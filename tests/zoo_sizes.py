@@ -1,7 +1,7 @@
 """Sizes of the tiny models: what every family takes, what a tower takes, and what single families need.
 
-The names are those of the configuration fields of Transformers; a field that a configuration lacks is ignored.
-Numbers differ wherever they could be taken for one another: 4 query heads, 2 key/value heads, d_head 16,
+The names are those of the configuration fields of Transformers; a field that a configuration lacks is left
+out. Numbers differ wherever they could be taken for one another: 4 query heads, 2 key/value heads, d_head 16,
 d_model 64, d_mlp 96, 4 experts of width 40, shared experts of width 56.
 """
 
@@ -20,6 +20,8 @@ SIZES = {
     **dict.fromkeys(["encoder_attention_heads", "num_encoder_attention_heads"], 2),
     **dict.fromkeys(["intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "ffn_hidden_size"], 96),
     **dict.fromkeys(["dff", "dim_ff", "d_inner", "intermediate_size_mlp", "dense_intermediate_size"], 96),
+    "feed_forward_size": 96,
+    "router_hidden_size": 24,
     **dict.fromkeys(["prefix_dense_intermediate_size"], 96),
     **dict.fromkeys(
         ["max_position_embeddings", "n_positions", "max_seq_len", "context_length", "n_ctx"], 128
@@ -35,7 +37,9 @@ SIZES = {
     **dict.fromkeys(["n_group", "num_expert_group", "topk_group"], 1),
     **dict.fromkeys(["num_key_value_heads", "swa_num_key_value_heads"], 2),
     **dict.fromkeys(["swa_num_attention_heads"], 4),
-    **dict.fromkeys(["head_dim", "swa_head_dim", "kv_channels", "d_head", "dim_head"], 16),
+    **dict.fromkeys(
+        ["head_dim", "swa_head_dim", "kv_channels", "d_head", "dim_head", "attention_head_size"], 16
+    ),
     **dict.fromkeys(["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"], 1),
     # latent attention: queries and keys of 12 + 8, values of 16
     "q_lora_rank": 28,
@@ -136,7 +140,10 @@ SHARED_TWICE = ["linear_attention", "hybrid", "hybrid"]
 DENSE_FIRST = ["dense", "sparse", "sparse"]
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
-WIDE_GLOBAL_HEADS = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "global_head_dim": 24}
+WIDE_GLOBAL_HEADS = {
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 24,
+}
 
 LATENT_WINDOWS = {
     "swa_num_attention_heads": 4,
@@ -149,7 +156,7 @@ LATENT_WINDOWS = {
     "head_dim": 20,
 }
 
-# What single families need besides: sizes that must fit together, and both kinds of layer where the default has one.
+# What single families need besides: sizes that must fit together, and a layer of each kind.
 FAMILIES: dict[str, dict] = {
     "bamba": {"attn_layer_indices": [1]},
     "blt": {
@@ -222,7 +229,12 @@ FAMILIES: dict[str, dict] = {
     },
     "qwen4_exp": {"text_config": {"hc_lowrank": 12}},
     "qwen4_exp_text": {"hc_lowrank": 12},
-    "reformer": {"is_decoder": True, "hash_seed": 3, "axial_pos_shape": (8, 16), "axial_pos_embds_dim": (24, 40)},
+    "reformer": {
+        "is_decoder": True,
+        "hash_seed": 3,
+        "axial_pos_shape": (8, 16),
+        "axial_pos_embds_dim": (24, 40),
+    },
     "rembert": {"input_embedding_size": 40, "output_embedding_size": 72},
     "roc_bert": {
         "shape_vocab_size": 200,
@@ -237,8 +249,8 @@ FAMILIES: dict[str, dict] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 
-# Query weights that are scaled down where query-key products are not divided by the root of d_head, or the norm
-# before them doubles them: without it the softmax would be saturated.
+# Query weights that are scaled down, as query-key products are not divided by the root of d_head there, or
+# the norm before them doubles them: the softmax would be saturated.
 DAMPED: dict[str, tuple[str, float]] = {
     **dict.fromkeys(["gemma3n_text", "gemma4", "gemma4_text"], ("self_attn.q_norm.weight", 0.25)),
     **dict.fromkeys(["gemma4_unified", "gemma4_unified_text"], ("self_attn.q_norm.weight", 0.25)),
@@ -247,7 +259,9 @@ DAMPED: dict[str, tuple[str, float]] = {
 }
 
 UNBUILDABLE = {
-    "gemma3n": "its image tower is a network of fixed size from the package timm (gemma3n_text is the language model)",
-    "gemma4_assistant": "a drafting head that takes another model's states, keys and values, no tokens",
-    "gemma4_unified_assistant": "a drafting head that takes another model's states, keys and values, no tokens",
+    "gemma3n": "its image tower is a network of fixed size from timm (gemma3n_text is its language model)",
+    **dict.fromkeys(
+        ["gemma4_assistant", "gemma4_unified_assistant"],
+        "a drafting head that takes another model's states, keys and values, no tokens",
+    ),
 }

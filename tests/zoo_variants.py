@@ -80,14 +80,27 @@ BLOCKS: dict[str, list[dict[str, Any]]] = {
     "gemma4_text": [
         EXPERTS,
         {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
-        {"num_kv_shared_layers": 1, "use_double_wide_mlp": True, "layer_types": ["sliding_attention", *["full_attention"] * 2]},
+        {
+            "num_kv_shared_layers": 1,
+            "use_double_wide_mlp": True,
+            "layer_types": ["sliding_attention", *["full_attention"] * 2],
+        },
         {"hidden_size_per_layer_input": 0},
     ],
     "longcat_flash": [{"zero_expert_num": 0}],
     "qwen2_moe": [{"mlp_only_layers": [0], "norm_topk_prob": True}],
     "jetmoe": [{"num_experts_per_tok": 1}],
     "olmo": [{"clip_qkv": 0.8}],
-    "qwen4_exp_text": [{"ple_layer_ids": [1], "ple_embed_dim": 16, "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "split_ngram_parts": 1, "make_ngram_vocab_size_divisible_by": 8}],
+    "qwen4_exp_text": [
+        {
+            "ple_layer_ids": [1],
+            "ple_embed_dim": 16,
+            "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 50,
+            "split_ngram_parts": 1,
+            "make_ngram_vocab_size_divisible_by": 8,
+        }
+    ],
 }
 
 WIDTHS: dict[str, list[dict[str, Any]]] = {
@@ -99,12 +112,17 @@ WIDTHS: dict[str, list[dict[str, Any]]] = {
 
 TIED: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(["llama", "qwen3", "mixtral", "olmo2", "gpt_neox"], [{"tie_word_embeddings": True}]),
-    **dict.fromkeys(["gpt2", "gemma2", "gemma3_text", "bloom", "mpt", "bert", "cohere2"], [{"tie_word_embeddings": False}]),
+    **dict.fromkeys(
+        ["gpt2", "gemma2", "gemma3_text", "bloom", "mpt", "bert", "cohere2"], [{"tie_word_embeddings": False}]
+    ),
 }
 
 CAPS: dict[str, list[dict[str, Any]]] = {
     "gemma3_text": [{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}],
-    "gemma2": [{"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}, {"attn_logit_softcapping": None}],
+    "gemma2": [
+        {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0},
+        {"attn_logit_softcapping": None},
+    ],
     "gemma4_text": [{"final_logit_softcapping": 5.0}],
     "recurrent_gemma": [{"logits_soft_cap": 2.0}],
     "xlstm": [{"output_logit_soft_cap": 1.5, "gate_soft_cap": 2.0}],
@@ -125,31 +143,81 @@ WINDOWS: dict[str, list[dict[str, Any]]] = {
 
 CAUSAL: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(
-        ["bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"],
+        [
+            "bert",
+            "bert-generation",
+            "big_bird",
+            "camembert",
+            "data2vec-text",
+            "electra",
+            "ernie",
+            "megatron-bert",
+        ],
         [{"is_decoder": True}],
     ),
     **dict.fromkeys(
-        ["rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"],
+        [
+            "rembert",
+            "roberta",
+            "roberta-prelayernorm",
+            "roc_bert",
+            "roformer",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "xmod",
+        ],
         [{"is_decoder": True}],
     ),
     "xlm": [{"causal": True}],
     "xlnet": [{"attn_type": "uni"}],
 }
 
-LAYER_AND_HEAD = ["llama", "gpt2", "gemma2", "falcon", "gpt_neox", "olmo2", "opt", "mixtral", "bloom", "mamba", "cohere"]
+LAYER_AND_HEAD = [
+    "llama",
+    "gpt2",
+    "gemma2",
+    "falcon",
+    "gpt_neox",
+    "olmo2",
+    "opt",
+    "mixtral",
+    "bloom",
+    "mamba",
+    "cohere",
+]
 SDPA = [
     *["llama", "gpt2", "gemma3_text", "falcon", "gpt_neox", "opt", "bert", "mixtral", "cohere2", "phi3"],
-    *["olmo2", "granite", "qwen3_next", "deepseek_v3", "bart", "gptj", "starcoder2", "gemma4_text", "mistral"],
+    *[
+        "olmo2",
+        "granite",
+        "qwen3_next",
+        "deepseek_v3",
+        "bart",
+        "gptj",
+        "starcoder2",
+        "gemma4_text",
+        "mistral",
+    ],
 ]
 MIXTURES = [
-    *["mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt_oss", "granitemoe", "olmoe", "glm4_moe", "dots1"],
+    *[
+        "mixtral",
+        "qwen3_moe",
+        "qwen2_moe",
+        "deepseek_v3",
+        "gpt_oss",
+        "granitemoe",
+        "olmoe",
+        "glm4_moe",
+        "dots1",
+    ],
     *["ernie4_5_moe", "phimoe", "jamba", "minimax", "afmoe", "lfm2_moe"],
 ]
 DTYPES = ["llama", "gpt2", "gemma2", "falcon", "qwen3_moe", "mamba", "granite", "bert"]
 
 
 def variants() -> list[Variant]:
-    """Configurations away from the defaults; `build(family, **overrides)` makes the model, or raises NotBuilt."""
+    """Configurations away from the defaults, each to be made with `build(family, **overrides)`."""
     groups = {
         "multipliers": MULTIPLIERS,
         "heads": HEADS,
@@ -167,7 +235,9 @@ def variants() -> list[Variant]:
         for number, overrides in enumerate(choices)
     ]
     listed += [(f"{family}-one-layer", family, {"layers": 1}) for family in LAYER_AND_HEAD]
-    listed += [(f"{family}-one-head", family, _one_head(family)) for family in LAYER_AND_HEAD if family != "mamba"]
+    listed += [
+        (f"{family}-one-head", family, _one_head(family)) for family in LAYER_AND_HEAD if family != "mamba"
+    ]
     listed += [(f"{family}-sdpa", family, {"attn_implementation": "sdpa"}) for family in SDPA]
     listed += [
         (f"{family}-{kind}", family, {"experts_implementation": kind})
@@ -175,7 +245,9 @@ def variants() -> list[Variant]:
         for kind in ("eager", "grouped_mm", "batched_mm")
     ]
     for family in DTYPES:
-        experts = {"experts_implementation": "eager"} if family in MIXTURES else {}  # the grouped kernel lacks float64
+        experts = (
+            {"experts_implementation": "eager"} if family in MIXTURES else {}
+        )  # the grouped kernel lacks float64
         listed.append((f"{family}-float64", family, {"dtype": torch.float64, **experts}))
         listed.append((f"{family}-bfloat16", family, {"dtype": torch.bfloat16}))
     return listed + flipped_biases()
@@ -196,7 +268,13 @@ def flipped_biases() -> list[Variant]:
 
 
 def _one_head(family: str) -> dict[str, Any]:
-    asked = {"num_attention_heads": 1, "n_head": 1, "num_key_value_heads": 1, "num_kv_heads": 1, "head_dim": 16}
+    asked = {
+        "num_attention_heads": 1,
+        "n_head": 1,
+        "num_key_value_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 16,
+    }
     return {name: value for name, value in asked.items() if name in _fields(family)}
 
 

@@ -18,6 +18,7 @@ AXES: Mapping[str, str] = MappingProxyType(
         "batch": "sequences that run together; rows may be padded on the left",
         "pos": "token positions; where two kinds meet, the destination: the position that is written to",
         "source": "the positions that attention reads from",
+        "destination": "the positions asked for, out of pos",
         "pair": "rows of a flat list of (batch, position) pairs",
         "token": "tokens routed to experts: batch and pos made flat",
         # the stream and what writes into it

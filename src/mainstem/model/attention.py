@@ -45,6 +45,7 @@ def attention_core(path: Path, finder: SiteFinder, positions: int) -> AttentionC
     layout, channels, sizes = found
     steps = tuple(_pre_step(i, before, finder, positions) for i, s in enumerate(before) if s.kind != "view")
     operands = _fused(path.core, layout) if path.core.name == FUSED else _unfused(path.core, path.source, layout)
+    operands.layouts["result"] = f"{layout} j"
     return _assemble(path.core, operands, channels, sizes, steps, positions)
 
 

@@ -141,7 +141,7 @@ def _build(
             target.rename(workplace / "replaced")
         content.rename(target)
     finally:
-        # Also on Ctrl-C: half a download is of no use to anyone, as pip cannot resume it.
+        # Also on Ctrl-C: half a download is of no use, as pip starts each run anew.
         shutil.rmtree(workplace, ignore_errors=True)
 
 

@@ -55,7 +55,7 @@ def check_configuration(directory: Path, trust_remote_code: bool) -> None:
     if trust_remote_code and CAUSAL in own_code:
         return
     needs_code = RemoteCodeRefusedError("The model needs Python code of its own", where)
-    if kind in CONFIG_MAPPING:
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
         with explained(directory):
             config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         if CAUSAL in own_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -7,7 +7,7 @@ then dequantises the weights once to float32, and safetensors, tokenizer and con
 
 Cost: once, a download of 93 MB and 45 s on two cores, 0.9 GB of disk while building and 0.54 GB to keep,
 1.2 GB of memory. Later openings find the cached directory in under 1 ms.
-Limits: pip does not resume; an interrupted download starts again. The weights are those of the 4-bit file:
+Limits: a download that was interrupted starts again. The weights are those of the 4-bit file:
 close to the published bfloat16 ones, not equal to them.
 """
 
@@ -42,7 +42,7 @@ _UNREACHED = (
     "NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|SSLError|Network is unreachable"
     "|connection broken by"
 )
-_BROKEN_OFF = "IncompleteRead|Connection broken|IncompleteDownload|Read timed out"
+_BROKEN_OFF = "IncompleteRead|Connection broken|incomplete-download|Connection interrupted|Read timed out"
 
 
 def ensure(report: Report | None = None) -> Path:
@@ -157,7 +157,9 @@ def convert(gguf: Path, directory: Path) -> None:
 
 def _download_failure(status: int, output: str) -> LoadError | OSError:
     """What pip's exit status and output mean; pip has no status per cause, so its words decide."""
-    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "no message")
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = [line.removeprefix("ERROR:").lstrip("× ") for line in lines if line.startswith(("ERROR:", "×"))]
+    last = (said or lines or ["no message"])[-1]
     remedy = _BY_HAND.format(directory=cache_directory())
     if "No module named pip" in output:
         return LoadError(

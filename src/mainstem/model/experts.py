@@ -312,3 +312,36 @@ def _reproduces(rows: ExpertRows, out: Tensor) -> bool:
         if not bool((expected - out[row].double()).norm() <= 100 * precision(out.dtype) * size):
             return False
     return True
+
+
+def zeroed_change(result: Value, position: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor] | None:
+    """A random neuron of a random expert chosen at `position`, zeroed: (seen change, expected change, size).
+
+    The change of the sum is computed by running the recorded operations again from the zeroed activation on.
+    """
+    products = expert_products(result)
+    parts = expert_parts(result)
+    choices = [
+        (k, row)
+        for k, rows in enumerate(parts.rows)
+        for row in torch.nonzero(rows.weight[position].abs() > 0).flatten().tolist()
+    ]
+    if not choices:
+        return None
+    k, row = choices[int(torch.randint(len(choices), (1,), generator=generator))]
+    rows, product = parts.rows[k], products[k]
+    neuron = int(torch.randint(rows.hidden.shape[1], (1,), generator=generator))
+    assert product.call is not None
+    data = _data_operand(product.call)
+    assert data is not None
+    program = extract(result, [data])
+    if program is None:
+        return None
+    places, _ = _hidden(torch.arange(data.tensor.numel()).reshape(data.shape), product.tensor, result.shape[-1])
+    changed = data.tensor.clone().contiguous()
+    changed.view(-1)[int(places[row, neuron])] = 0
+    width = result.shape[-1]
+    before = program(data.tensor).double().reshape(-1, width)[position]
+    seen = program(changed).double().reshape(-1, width)[position] - before
+    part = rows.weight[position, row] * rows.hidden[row, neuron].double() * rows.of(row)[:, neuron].double()
+    return seen, -part, before.abs()

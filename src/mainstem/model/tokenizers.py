@@ -51,11 +51,18 @@ def read_tokenizer(
                 trust_remote_code=trust_remote_code,
                 **({} if gguf_file is None else {"gguf_file": gguf_file}),
             )
-    except Exception as error:  # Transformers, tokenizers and sentencepiece each raise their own
-        line = first_line(error)
-        if "trust_remote_code" in str(error):
-            raise RemoteCodeRefusedError("The tokenizer needs Python code of its own", source) from error
-        if local:
-            remedy = "Fetch its tokenizer files again, or give another tokenizer."
-            raise CorruptFileError(f"The tokenizer cannot be read: {line}", source, remedy) from error
-        raise LoadError(f"No tokenizer could be loaded: {line}", source, "Give a local directory.") from error
+    except BaseException as error:
+        # A panic in the Rust library is no Exception, and means a damaged file as well.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise _failure(error, str(directory / gguf_file) if gguf_file else source, local) from error
+
+
+def _failure(error: BaseException, where: str, local: bool) -> LoadError:
+    line = first_line(error)
+    if "trust_remote_code" in str(error):
+        return RemoteCodeRefusedError("The tokenizer needs Python code of its own", where)
+    if local:
+        remedy = "Fetch its files again, or give another tokenizer."
+        return CorruptFileError(f"The tokenizer cannot be read: {line}", where, remedy)
+    return LoadError(f"No tokenizer could be loaded: {line}", where, "Give a local directory.")

@@ -22,6 +22,11 @@ def query_rows(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int
     return _arrange(tensor, layout, sizes, batch, "t d")
 
 
+def result_rows(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int) -> Tensor:
+    """Attention's result as [batch, heads, destination, coordinate]."""
+    return _arrange(tensor, layout, sizes, batch, "t j")
+
+
 def _arrange(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int, ending: str) -> Tensor:
     words = layout.replace("(", " ").replace(")", " ").split()
     heads = [name for name in ("h", "k", "g", "own") if name in words]

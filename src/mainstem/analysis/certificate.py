@@ -1,0 +1,198 @@
+"""Certificates: the parts add up to what the model computed, and what was read is what the anatomy says.
+
+`sum`: the parts against the observed stream before the final norm; each sublayer's parts against its observed write;
+and the stream that enters each block against the observed one, so that a failure has a place. `reads`: every query,
+key, value, gate and up projection recomputed from the stream value, norm and matrix that the anatomy names, against
+the observed one. (`labels`, which needs interventions, is in `mainstem.run.labels`.)
+
+Tolerances are error bounds from the dtypes and the sizes of the terms, set before anything is compared: the
+probabilistic rounding bound of each product (see `product_bound`), of each norm and of each factor on the way, carried
+to the stream like the parts themselves, added in quadrature, times `SAFETY`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.analysis.decompose import Decomposition, product_bound
+from mainstem.errors import CertificateError
+from mainstem.model.graph import LinearMap, NormNode, SumNode
+from mainstem.units import Unit
+
+SAFETY = 4.0
+FLOOR = 1e-12
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: how many things, the worst relative error, the tolerance there, and whether all hold."""
+
+    checked: int
+    worst: float
+    tolerance: float
+    holds: bool
+    where: str | None = None
+
+
+@dataclass(frozen=True)
+class SumCertificate:
+    """Whether the parts of one decomposition are the stream.
+
+    Attributes:
+        relative_error: norm of the remainder over norm of the stream.
+        tolerance: the bound on it.
+        nats: what the remainder is worth on the target's log-probability, None without a target.
+        worst_dimension: the largest entry of the remainder over the stream's root mean square.
+        failed: the first layer and part that do not hold, None if all do.
+        remainder: [d_model] float64, observed minus parts.
+    """
+
+    level: str
+    position: int
+    parts: int
+    relative_error: float
+    tolerance: float
+    worst_dimension: float
+    holds: bool
+    failed: str | None
+    remainder: Float[Tensor, " d_model"]
+
+    def require(self) -> None:
+        """Raises CertificateError naming the first layer and part that fail."""
+        if not self.holds:
+            raise CertificateError(
+                "the parts do not add up to what the model computed",
+                self.failed,
+                relative_error=self.relative_error,
+                tolerance=self.tolerance,
+            )
+
+
+def certify(decomposition: Decomposition) -> SumCertificate:
+    """The sum certificate of a decomposition."""
+    moment = decomposition.moment
+    observed = moment.stream.double()
+    remainder = observed - decomposition.total()
+    size = float(observed.norm())
+    error = float(remainder.norm()) / size
+    tolerance = max(FLOOR, SAFETY * float(_expected_error(decomposition).norm()) / size)
+    failed = _first_failure(decomposition)
+    if failed is None and not error <= tolerance:
+        failed = "the stream before the final norm"
+    return SumCertificate(
+        level=decomposition.level,
+        position=decomposition.position,
+        parts=len(decomposition),
+        relative_error=error,
+        tolerance=tolerance,
+        worst_dimension=float(remainder.abs().max() / observed.pow(2).mean().sqrt()),
+        holds=failed is None,
+        failed=failed,
+        remainder=remainder,
+    )
+
+
+def _spread(tail: LinearMap, bound: Tensor) -> Tensor:
+    """A bound carried to the stream."""
+    out = torch.zeros_like(bound)
+    if tail.diag is not None:
+        out = out + tail.diag[0].abs() * bound
+    if tail.left is not None and tail.right is not None:
+        out = out + tail.left[0].abs() @ (tail.right[0].abs().T @ bound)
+    return out
+
+
+def _expected_error(decomposition: Decomposition) -> Tensor:
+    """[d_model]: the errors to expect, in quadrature."""
+    moment, run = decomposition.moment, decomposition.evaluated
+    squares = torch.zeros_like(moment.stream, dtype=torch.float64)
+    for group in decomposition.groups:
+        if group.bound is not None:
+            squares += _spread(group.tail, group.bound).pow(2)
+    for i, node in enumerate(moment.anatomy.graph.nodes):
+        tail = decomposition.maps[i]
+        if tail is not None and not _exact(node):
+            squares += _spread(tail, run.values[i][0].double().abs() * _unit(node)).pow(2)
+    return squares.sqrt()
+
+
+def _exact(node) -> bool:
+    """Whether the node's arithmetic is reproduced bit by bit: a plain sum, or a write."""
+    if isinstance(node, NormNode):
+        return False
+    if isinstance(node, SumNode):
+        plain = all(t.gate is None and isinstance(t.factor, float) and t.factor == 1.0 for t in node.terms)
+        return plain and len(node.terms) == 2 and node.bias is None
+    return True
+
+
+def _unit(node) -> float:
+    """Rounding of a norm or factor: norms compute in float32 at best, and round a few times."""
+    if isinstance(node, NormNode):
+        return 4 * max(torch.finfo(node.dtype).eps, torch.finfo(torch.float32).eps)
+    return 2 * torch.finfo(node.dtype).eps
+
+
+def _first_failure(decomposition: Decomposition) -> str | None:
+    """The first block whose entering stream is not the observed one, or sublayer whose parts are not its write."""
+    moment, run = decomposition.moment, decomposition.evaluated
+    bad = _bad_sublayers(decomposition)
+    for block, observed in zip(moment.anatomy.blocks, moment.block_inputs, strict=True):
+        expected = run.values[block.input_node][0].double()
+        unit = 16 * len(moment.anatomy.graph.nodes) ** 0.5 * torch.finfo(observed.dtype).eps
+        unit = max(unit, 64 * torch.finfo(torch.float32).eps)
+        if not float((expected - observed.double()).norm()) <= unit * float(expected.norm()):
+            return f"the stream that enters block {block.layer} ({block.path})"
+        for unit_ in (u for u in bad if u.layer == block.layer):
+            return f"the {decomposition.level} of {unit_}"
+    return f"the {decomposition.level} of {bad[0]}" if bad else None
+
+
+def _bad_sublayers(decomposition: Decomposition) -> list[Unit]:
+    moment = decomposition.moment
+    found = []
+    refined = dict.fromkeys(g.sublayer for g in decomposition.groups if g.sublayer is not None)
+    for unit in refined:
+        members = [group for group in decomposition.groups if group.sublayer == unit]
+        index = [i for i in moment.anatomy.writes_of(unit) if _is_refined(decomposition, i)]
+        observed = torch.stack([moment.writes[i][0].double() for i in index]).sum(0)
+        total = torch.stack([group.raw_total() for group in members]).sum(0)
+        bound = torch.stack([g.bound.pow(2) for g in members if g.bound is not None] or [observed * 0]).sum(0).sqrt()
+        slack = SAFETY * float(bound.norm()) + FLOOR * float(observed.norm())
+        if not float((observed - total).norm()) <= slack:
+            found.append(unit)
+    return found
+
+
+def _is_refined(decomposition: Decomposition, index: int) -> bool:
+    """Whether a write of a refined sublayer was itself taken apart."""
+    write = decomposition.moment.anatomy.writes[index]
+    tail = decomposition.maps[decomposition.moment.anatomy.write_nodes[index]]
+    whole = any(
+        group.sublayer is None and group.kind == "sublayer" and group.units[0] == write.unit and group.tail is tail
+        for group in decomposition.groups
+    )
+    return tail is not None and not whole
+
+
+def check_reads(decomposition: Decomposition) -> Check:
+    """Every read of the anatomy recomputed at the destination."""
+    moment, run = decomposition.moment, decomposition.evaluated
+    worst, limit, place, holds = 0.0, 0.0, None, True
+    for read, observed in zip(moment.anatomy.reads, moment.reads, strict=True):
+        x = run.values[read.node][0].double()
+        expected = read.weight.double() @ x
+        if read.bias is not None:
+            expected = expected + read.bias.double()
+        slack = x.abs() * 8 * max(torch.finfo(read.dtype).eps, torch.finfo(torch.float32).eps)
+        bound = SAFETY * float(product_bound(read.weight, x, read.dtype, slack).norm())
+        size = float(observed.double().norm()) or 1.0
+        error = float((expected - observed.double()).norm())
+        if error / size > worst or place is None:
+            worst, limit = error / size, bound / size
+        if not error <= bound:
+            holds = False
+            place = place or f"{'/'.join(read.roles)} of {read.unit} ({read.module})"
+    return Check(len(moment.anatomy.reads), worst, limit, holds, place)

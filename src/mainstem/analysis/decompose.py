@@ -1,0 +1,240 @@
+"""The stream before the final norm as a sum of parts, at one destination.
+
+stream = sum over writes of tail(write) + biases + roundings; each level refines one kind of sublayer: attention's
+write is sum over heads of W_O z_h, a head's sum over sources of pattern x W_O v (its subvalues) or over the coordinates
+of its value (attention neurons), an MLP's write is sum over neurons of activation x column. The equations are those
+of Elhage et al. 2021 (attention) and Geva et al. 2021 (neurons); tails carry post-norms, gates and multipliers.
+
+Removing a subvalue subtracts pattern x W_O v; the pattern is not renormalised.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mainstem.analysis.parts import Columns, Group, Subvalues, UnitGrid, Vectors
+from mainstem.errors import ChoiceError, LevelRefusedError
+from mainstem.model.anatomy import Write
+from mainstem.model.experts import ExpertRows
+from mainstem.model.graph import Evaluated, LinearMap, SumNode, bias_of, evaluate, maps_to_root
+from mainstem.run.moment import Moment
+from mainstem.units import Unit
+
+Level = Literal["sublayers", "heads", "subvalues", "attention_neurons", "neurons", "units"]
+LEVELS: tuple[str, ...] = get_args(Level)
+"""`units` refines attention to subvalues and MLPs to neurons at once."""
+
+ATTENTION = {"heads", "subvalues", "attention_neurons", "units"}
+NEURONS = {"neurons", "units"}
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """Parts at one destination.
+
+    `groups` hold the parts; `evaluated` the stream values of the run in the order of the anatomy's graph; `maps` how a
+    vector added at each of its nodes reaches the stream.
+    """
+
+    level: Level
+    moment: Moment
+    groups: list[Group]
+    evaluated: Evaluated
+    maps: list[LinearMap | None]
+
+    @property
+    def position(self) -> int:
+        return self.moment.position
+
+    def __len__(self) -> int:
+        return sum(len(group) for group in self.groups)
+
+    def total(self) -> Tensor:
+        """The sum of all parts, [d_model] float64."""
+        return torch.stack([group.total() for group in self.groups]).sum(0)
+
+
+def decompose(moment: Moment, level: Level = "sublayers") -> Decomposition:
+    """All parts of the stream at the moment's destination.
+
+    Raises:
+        ChoiceError: if the level is unknown.
+        LevelRefusedError: if a sublayer cannot be split to it, with the reason.
+    """
+    if level not in LEVELS:
+        raise ChoiceError("level", level, LEVELS)
+    anatomy = moment.anatomy
+    refused = {} if level == "units" else anatomy.refusals(level)
+    if refused:
+        unit, reason = next(iter(refused.items()))
+        raise LevelRefusedError(f"no {level.replace('_', ' ')} at {unit}", reason=reason)
+    run = evaluate(anatomy.graph, moment.writes, moment.gates)
+    maps = maps_to_root(anatomy.graph, run, moment.gates)
+    groups: list[Group] = []
+    for i, write in enumerate(anatomy.writes):
+        tail = maps[anatomy.write_nodes[i]]
+        if tail is not None:
+            groups.extend(_write_groups(moment, i, write, tail, level))
+    groups.extend(_constants(moment, run, maps))
+    return Decomposition(level, moment, merge_units(groups) if level == "sublayers" else groups, run, maps)
+
+
+def _write_groups(moment: Moment, index: int, write: Write, tail: LinearMap, level: str) -> list[Group]:
+    refused = level in write.refusals or any(k in write.refusals for k in ("subvalues", "neurons"))
+    if not refused and write.attention is not None and level in ATTENTION:
+        found = _attention_groups(moment, index, write, tail, level)
+    elif not refused and write.neurons and level in NEURONS:
+        found = [_neuron_group(moment, index, write, tail)]
+    elif not refused and write.experts is not None and level in NEURONS:
+        return _expert_groups(moment, write, tail)
+    else:
+        return [_whole(moment, index, write, tail)]
+    if write.bias is not None:
+        bias = write.bias.double().to(moment.stream.device)[None]
+        found.append(_vectors([Unit.bias_of(write.unit)], "bias", bias, tail, write.unit))
+    return found
+
+
+def _vectors(units, kind: str, values: Tensor, tail: LinearMap, sublayer: Unit | None, bound=None) -> Vectors:
+    ones = torch.ones(len(values), dtype=torch.float64, device=values.device)
+    return Vectors(units, kind, ones, tail, sublayer, bound, values)
+
+
+def _whole(moment: Moment, index: int, write: Write, tail: LinearMap) -> Vectors:
+    kind = "embedding" if write.unit.kind == "embedding" else "sublayer"
+    return _vectors([write.unit], kind, moment.writes[index], tail, None)
+
+
+def product_bound(matrix: Tensor, z: Tensor, dtype: torch.dtype, extra: Tensor | None = None) -> Tensor:
+    """Error to expect of matrix @ z in `dtype`: sqrt(n) roundings of the sum and one of the result, plus `extra` on z.
+
+    The probabilistic form of the standard bound (Higham and Mary 2019): gamma_n with sqrt(n) in place of n; half
+    precisions accumulate in float32.
+    """
+    unit = torch.finfo(dtype).eps / 2
+    inner = torch.finfo(torch.float32).eps / 2 if torch.finfo(dtype).bits < 32 else unit
+    size = matrix.double().abs() @ (z.double().abs() * inner * z.shape[-1] ** 0.5 + (0 if extra is None else extra))
+    return size + unit * (matrix.double() @ z.double()).abs()
+
+
+def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap, level: str) -> list[Group]:
+    heads = moment.attention[write.attention.site]  # type: ignore[union-attr]
+    assert write.projection is not None
+    matrix = write.projection.columns(slice(None))
+    z = moment.sources[index]
+    channels = heads.core.channels.to(z.device)
+    unit = write.unit
+    layer, nth = unit.layer, unit.nth
+    assert layer is not None
+    n_heads, n_sources = heads.pattern.shape
+    if level == "heads":
+        blocks = matrix.double()[:, channels]  # [d_model, n_heads, d_value]
+        values = torch.einsum("dhj,hj->hd", blocks, z.double()[channels])
+        units = [Unit.head(layer, h, nth=nth) for h in range(n_heads)]
+        return [_vectors(units, "head", values, tail, unit, product_bound(matrix, z, write.dtype))]
+    outputs = (matrix.double() * heads.multiplier)[:, channels].permute(1, 0, 2)
+    bound = product_bound(matrix, z, write.dtype, _value_error(heads, channels, z))
+    if level == "attention_neurons":
+        summed = heads.result()
+        width = outputs.shape[2]
+        grid = UnitGrid(n_heads * width, lambda i: Unit.attention_neuron(layer, i // width, i % width, nth=nth))
+        columns = outputs.permute(1, 0, 2).reshape(outputs.shape[1], -1)
+        return [Columns(grid, "attention_neuron", summed.reshape(-1), tail, unit, bound, columns)]
+    grid = UnitGrid(
+        n_heads * n_sources, lambda i: Unit.subvalue(layer, i // n_sources, i % n_sources, nth=nth)
+    )
+    coefficients = heads.pattern.reshape(-1)
+    return [
+        Subvalues(
+            grid, "attention_subvalue", coefficients, tail, unit, bound,
+            heads.pattern, heads.value, outputs, heads.group(),
+        )
+    ]
+
+
+def _value_error(heads, channels: Tensor, z: Tensor) -> Tensor:
+    """Error to expect of W_O's input recomputed from pattern and values."""
+    sizes = torch.einsum("hs,hsj->hj", heads.pattern, heads.value.double().abs()[heads.group()])
+    error = sizes * (heads.uncertainty[:, None] + torch.finfo(z.dtype).eps)
+    spread = torch.zeros_like(heads.multiplier)
+    spread[channels.reshape(-1)] = error.reshape(-1)
+    return spread * heads.multiplier.abs() + z.double().abs() * torch.finfo(z.dtype).eps
+
+
+def _neuron_group(moment: Moment, index: int, write: Write, tail: LinearMap) -> Columns:
+    assert write.projection is not None
+    matrix = write.projection.columns(slice(None))
+    activations = moment.sources[index]
+    layer, nth, first = write.unit.layer, write.unit.nth, write.first_neuron
+    assert layer is not None
+    if write.shared_expert is None:
+        grid = UnitGrid(len(activations), lambda i: Unit.ffn_neuron(layer, first + i, nth=nth))
+        kind = "ffn_neuron"
+    else:
+        expert = write.shared_expert
+        grid = UnitGrid(len(activations), lambda i: Unit.shared_neuron(layer, expert, i, nth=nth))
+        kind = "expert_neuron"
+    bound = product_bound(matrix, activations, write.dtype)
+    return Columns(grid, kind, activations, tail, write.unit, bound, matrix)
+
+
+def _expert_groups(moment: Moment, write: Write, tail: LinearMap) -> list[Group]:
+    site = write.experts
+    assert site is not None
+    parts = moment.experts[f"{site.path}#{site.call}"]
+    groups: list[Group] = []
+    constant = parts.constant[0].clone()
+    for rows in parts.rows:
+        for row in range(len(rows.expert)):
+            groups.append(_expert_group(rows, row, write, tail))
+            if rows.bias is not None:
+                constant = constant + rows.weight[0, row] * rows.bias[row].double()
+    if constant.any():
+        groups.append(_vectors([Unit.bias_of(write.unit)], "bias", constant[None], tail, write.unit))
+    return groups
+
+
+def _expert_group(rows: ExpertRows, row: int, write: Write, tail: LinearMap) -> Columns:
+    layer, nth, expert = write.unit.layer, write.unit.nth, int(rows.expert[row])
+    assert layer is not None
+    matrix = rows.of(row)
+    weight = rows.weight[0, row]
+    coefficients = rows.hidden[row].double() * weight
+    grid = UnitGrid(len(coefficients), lambda i: Unit.expert_neuron(layer, expert, i, nth=nth))
+    bound = product_bound(matrix, rows.hidden[row], write.dtype) * weight.abs() * 4
+    return Columns(grid, "expert_neuron", coefficients, tail, write.unit, bound, matrix)
+
+
+def _constants(moment: Moment, run: Evaluated, maps: list[LinearMap | None]) -> list[Group]:
+    """Biases that norms and additions add on the way, and the rounding of each sum, by sublayer."""
+    groups: list[Group] = []
+    for i, node in enumerate(moment.anatomy.graph.nodes):
+        tail, owner = maps[i], moment.anatomy.owners[i]
+        if tail is None or owner is None:
+            continue
+        bias = bias_of(node)
+        if bias is not None:
+            value = bias.double().to(moment.stream.device)[None]
+            groups.append(_vectors([Unit.bias_of(owner)], "bias", value, tail, None))
+        rounding = run.rounding[i]
+        if isinstance(node, SumNode) and rounding is not None and rounding.any():
+            groups.append(_vectors([Unit.rounding_of(owner)], "rounding", rounding, tail, None))
+    return groups
+
+
+def merge_units(groups: list[Group]) -> list[Group]:
+    """Whole writes of one sublayer in several pieces (experts beside shared experts, adapters) become one part."""
+    merged: dict[tuple, list[Group]] = {}
+    for group in groups:
+        merged.setdefault((group.kind, group.units[0]), []).append(group)
+    out: list[Group] = []
+    for (kind, unit), members in merged.items():
+        if len(members) == 1:
+            out.append(members[0])
+            continue
+        total = torch.stack([member.total() for member in members]).sum(0)
+        identity = LinearMap(torch.ones_like(total)[None])
+        out.append(_vectors([unit], kind, total[None], identity, None))
+    return out

@@ -1,0 +1,159 @@
+"""The parts of a decomposition, kept in the form in which they are cheap.
+
+A part writes coefficient x direction into a sublayer's output, and a linear map carries that to the stream before the
+final norm. Parts come in groups that share the map: plain vectors (sublayers, biases, roundings, heads), columns of a
+matrix (neurons, attention neurons), and pattern x value (subvalues). A group answers three questions without ever
+holding a vector for each of its units: the inner product of each with a direction of the stream, their sum, and the
+vectors of a chosen few.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mainstem.model.graph import LinearMap
+from mainstem.units import Unit
+
+Vector = Float[Tensor, " d_model"]
+
+
+def carry(tail: LinearMap, vectors: Float[Tensor, "part d_model"]) -> Float[Tensor, "part d_model"]:
+    """Vectors added at a write, as they are in the stream before the final norm."""
+    return tail(vectors[None].double())[0]
+
+
+def pull_back(tail: LinearMap, direction: Vector) -> Vector:
+    """The direction whose inner product with a write is that of `direction` with the carried write."""
+    out = torch.zeros_like(direction, dtype=torch.float64)
+    if tail.diag is not None:
+        out = out + tail.diag[0] * direction
+    if tail.left is not None and tail.right is not None:
+        out = out + tail.right[0] @ (tail.left[0].T @ direction.double())
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Parts with one tail. `sublayer` is the sublayer that they refine, None for whole writes, biases, roundings.
+
+    Attributes:
+        units: the address of each part.
+        kind: what they are.
+        coefficients: [part]; what multiplies the direction (activation, pattern weight, 1).
+        tail: the map to the stream.
+        bound: [d_model] error to expect of the group's sum against the model's own arithmetic, before the tail.
+    """
+
+    units: Sequence[Unit]
+    kind: str
+    coefficients: Float[Tensor, " part"]
+    tail: LinearMap
+    sublayer: Unit | None
+    bound: Vector | None
+
+    def raw(self, index: Int[Tensor, " top"]) -> Float[Tensor, "top d_model"]:
+        """The chosen parts as they are written, before the tail."""
+        raise NotImplementedError
+
+    def raw_dot(self, direction: Vector) -> Float[Tensor, " part"]:
+        """Inner products of the parts, before the tail, with a direction."""
+        raise NotImplementedError
+
+    def raw_total(self) -> Vector:
+        """The sum of the parts before the tail."""
+        raise NotImplementedError
+
+    def vectors(self, index: Int[Tensor, " top"]) -> Float[Tensor, "top d_model"]:
+        """The chosen parts in the stream before the final norm."""
+        return carry(self.tail, self.raw(index))
+
+    def dot(self, direction: Vector) -> Float[Tensor, " part"]:
+        """Inner products of the parts in the stream with a direction."""
+        return self.raw_dot(pull_back(self.tail, direction))
+
+    def total(self) -> Vector:
+        """The sum of the parts in the stream."""
+        return carry(self.tail, self.raw_total()[None])[0]
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors(Group):
+    """Parts given as vectors."""
+
+    values: Float[Tensor, "part d_model"]
+
+    def raw(self, index):
+        return self.values[index].double()
+
+    def raw_dot(self, direction):
+        return self.values.double() @ direction
+
+    def raw_total(self):
+        return self.values.double().sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns(Group):
+    """Parts that are coefficients times columns of a matrix [d_model, part]."""
+
+    matrix: Float[Tensor, "d_model part"]
+
+    def raw(self, index):
+        return (self.matrix[:, index].double() * self.coefficients[index].double()).T
+
+    def raw_dot(self, direction):
+        return self.coefficients.double() * (self.matrix.double().T @ direction)
+
+    def raw_total(self):
+        return self.matrix.double() @ self.coefficients.double()
+
+
+@dataclass(frozen=True, eq=False)
+class Subvalues(Group):
+    """Heads x sources: pattern weight times the source's value through W_O; `coefficients` is the pattern, flat.
+
+    `values` [n_key_value_heads, source, d_value]; `outputs` [n_heads, d_model, d_value] is W_O with the factors
+    between attention's result and it; `group` [n_heads] says which values a head reads.
+    """
+
+    pattern: Float[Tensor, "n_heads source"]
+    values: Float[Tensor, "n_key_value_heads source d_value"]
+    outputs: Float[Tensor, "n_heads d_model d_value"]
+    group: Int[Tensor, " n_heads"]
+
+    def raw(self, index):
+        head, source = index // self.pattern.shape[1], index % self.pattern.shape[1]
+        value = self.values[self.group[head], source].double() * self.pattern[head, source][:, None]
+        return torch.einsum("pdj,pj->pd", self.outputs[head].double(), value)
+
+    def raw_dot(self, direction):
+        read = torch.einsum("hdj,d->hj", self.outputs.double(), direction)
+        values = self.values.double()[self.group]
+        return (self.pattern * torch.einsum("hj,hsj->hs", read, values)).reshape(-1)
+
+    def raw_total(self):
+        summed = torch.einsum("hs,hsj->hj", self.pattern, self.values.double()[self.group])
+        return torch.einsum("hdj,hj->d", self.outputs.double(), summed)
+
+
+class UnitGrid(Sequence[Unit]):
+    """Addresses made when asked for: thousands of units need no objects until they are shown."""
+
+    def __init__(self, size: int, make) -> None:
+        self.size, self.make = size, make
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self.make(i) for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(index)
+        return self.make(int(index) % self.size)

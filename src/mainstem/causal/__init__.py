@@ -1,0 +1,1 @@
+"""Everything that must run a model again: label checks, edits, verdicts."""

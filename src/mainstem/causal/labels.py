@@ -1,0 +1,273 @@
+"""The labels certificate: a unit is zeroed in a real run, and its write must change by minus its part.
+
+A sum is blind to labels: permuted heads, a wrong head-to-group map or shifted sources still add up. So for some random
+units of each level the model itself is run with the unit zeroed where it acts: a head or one coordinate of it in
+attention's result, a source in attention's values, a neuron in what the output matrix reads. All edits go as rows of
+one batch, beside a row without any; each row's change is compared at the edited sublayer, before it spreads. Experts'
+neurons are zeroed inside the recorded operations of their module.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mainstem.analysis.certificate import SAFETY, Check
+from mainstem.analysis.decompose import product_bound
+from mainstem.model.anatomy import Anatomy, AttentionCore
+from mainstem.model.experts import find_sum, zeroed_change
+from mainstem.model.hooks import Site, Tap
+from mainstem.model.recorder import recorded_call
+from mainstem.model.views import heads_first, result_rows
+from mainstem.run.capture import Captured, capture
+from mainstem.run.moment import HeadRun, Moment, channel_factors, moment
+from mainstem.units import Unit
+
+CANDIDATES = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """One unit to zero: what to do in its row of the batch, and how the write should change ([d_model] float64)."""
+
+    unit: Unit
+    writes: tuple[int, ...]
+    site: Site
+    edit: Callable[[Tensor, int, int], Tensor]
+    expected: Tensor
+    bound: float
+
+
+@torch.no_grad()
+def check_labels(
+    model: torch.nn.Module,
+    anatomy: Anatomy,
+    input_ids: Tensor,
+    per_level: int = 3,
+    seed: int = 0,
+    **forward,
+) -> Check:
+    """Zeroes `per_level` random units of each level and compares the changes of their writes with their parts.
+
+    Args:
+        model: the module.
+        anatomy: its anatomy.
+        input_ids: [1, pos] a prompt.
+        per_level: how many heads, subvalues, attention neurons, neurons and experts' neurons to check.
+        seed: which.
+        forward: further arguments of the forward call.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    last = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device)
+    before = moment(anatomy, capture(model, anatomy, input_ids, last, **forward), 0, 0, 0)
+    probes = _probes(before, per_level, generator)
+    results = _run_probes(model, anatomy, input_ids, probes, **forward)
+    results += _expert_results(model, anatomy, input_ids, per_level, generator, **forward)
+    worst, tolerance, place, holds = 0.0, 0.0, None, True
+    for unit, error, bound in results:
+        if error > worst or place is None:
+            worst, tolerance = error, bound
+        if not error <= bound:
+            place, holds = place or str(unit), False
+    return Check(len(results), worst, tolerance, holds, place)
+
+
+def _probes(before: Moment, per_level: int, generator: torch.Generator) -> list[Probe]:
+    anatomy = before.anatomy
+    cores = {w.attention.site: w.attention for w in anatomy.writes if w.attention is not None}
+    neurons: dict[Site, list[int]] = {}
+    for i, write in enumerate(anatomy.writes):
+        if write.neurons and write.source is not None:
+            neurons.setdefault(write.source, []).append(i)
+    probes: list[Probe] = []
+    for make in (_head_probe, _coordinate_probe, _source_probe):
+        for core in _choose(list(cores.values()), per_level, generator):
+            made = [make(before, core, generator) for _ in range(CANDIDATES)]
+            probes.append(max(made, key=lambda probe: float(probe.expected.norm())))
+    for site in _choose(list(neurons), per_level, generator):
+        made = [_neuron_probe(before, site, neurons[site], generator) for _ in range(CANDIDATES)]
+        probes.append(max(made, key=lambda probe: float(probe.expected.norm())))
+    return probes
+
+
+def _choose(items: list, count: int, generator: torch.Generator) -> list:
+    if not items:
+        return []
+    order = torch.randperm(len(items), generator=generator).tolist()
+    return [items[order[i % len(order)]] for i in range(count)]
+
+
+def _random(size: int, generator: torch.Generator) -> int:
+    return int(torch.randint(size, (1,), generator=generator))
+
+
+def _attention_change(before: Moment, core: AttentionCore, changed: Tensor) -> tuple[tuple[int, ...], Tensor, float]:
+    """What the core's writes should change by when attention's result becomes `changed` [n_heads, d_value]."""
+    heads: HeadRun = before.attention[core.site]
+    channels = core.channels.to(changed.device)
+    indices = tuple(
+        i for i, w in enumerate(before.anatomy.writes) if w.attention is not None and w.attention.site == core.site
+    )
+
+    def entering(result: Tensor) -> Tensor:
+        z = torch.zeros(channels.numel(), dtype=torch.float64, device=result.device)
+        z[channels.reshape(-1)] = result.reshape(-1)
+        return z * channel_factors(core, heads.gates, result)
+
+    old, new = entering(heads.result()), entering(changed)
+    expected, bound = torch.zeros_like(before.stream, dtype=torch.float64), 0.0
+    for i in indices:
+        write = before.anatomy.writes[i]
+        assert write.projection is not None
+        matrix = write.projection.columns(slice(None))
+        expected = expected + matrix.double() @ (new - old)
+        extra = 2 * (old.abs() + new.abs()) * (float(heads.uncertainty.max()) + torch.finfo(write.dtype).eps)
+        bound += 2 * float(product_bound(matrix, old.abs() + new.abs(), write.dtype, extra).norm())
+    return indices, expected, bound
+
+
+def _zero_at(arrange: Callable[[Tensor, int], Tensor], select) -> Callable[[Tensor, int, int], Tensor]:
+    """An edit that zeroes what `select(arranged, row)` picks, whatever the tensor's own layout."""
+
+    def edit(tensor: Tensor, row: int, batch: int) -> Tensor:
+        index = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+        out = tensor.clone(memory_format=torch.contiguous_format)
+        out.view(-1)[select(arrange(index, batch), row).reshape(-1)] = 0
+        return out
+
+    return edit
+
+
+def _result_site(core: AttentionCore) -> Site:
+    site = core.site
+    return Site(site.path, site.call, "result", 0, site.function, site.ordinal)
+
+
+def _head_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
+    head = _random(core.n_heads, generator)
+    changed = before.attention[core.site].result().clone()
+    changed[head] = 0
+    writes, expected, bound = _attention_change(before, core, changed)
+    place = before.position
+
+    def arrange(index: Tensor, batch: int) -> Tensor:
+        return result_rows(index, core.layouts["result"], core.sizes, batch)
+
+    edit = _zero_at(arrange, lambda arranged, row: arranged[row, head, place])
+    unit = before.anatomy.writes[writes[0]].unit
+    address = Unit.head(unit.layer or 0, head, nth=unit.nth)
+    return Probe(address, writes, _result_site(core), edit, expected, bound)
+
+
+def _coordinate_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
+    head, coordinate = _random(core.n_heads, generator), _random(core.channels.shape[1], generator)
+    changed = before.attention[core.site].result().clone()
+    changed[head, coordinate] = 0
+    writes, expected, bound = _attention_change(before, core, changed)
+    place = before.position
+
+    def arrange(index: Tensor, batch: int) -> Tensor:
+        return result_rows(index, core.layouts["result"], core.sizes, batch)
+
+    edit = _zero_at(arrange, lambda arranged, row: arranged[row, head, place, coordinate])
+    unit = before.anatomy.writes[writes[0]].unit
+    address = Unit.attention_neuron(unit.layer or 0, head, coordinate, nth=unit.nth)
+    return Probe(address, writes, _result_site(core), edit, expected, bound)
+
+
+def _source_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
+    """A source's value zeroed: for one head where the call has a value for each, else for all that share it."""
+    heads = before.attention[core.site]
+    head, source = _random(core.n_heads, generator), _random(heads.pattern.shape[1], generator)
+    group = heads.group()
+    own = core.value_groups > 1 or heads.value.shape[0] == core.n_heads
+    shared = [head] if own else [h for h in range(core.n_heads) if int(group[h]) == int(group[head])]
+    changed = heads.result().clone()
+    for h in shared:
+        changed[h] -= heads.pattern[h, source] * heads.value[group[h], source].double()
+    writes, expected, bound = _attention_change(before, core, changed)
+    argument = head if own else head * heads.value.shape[0] // core.n_heads
+
+    def arrange(index: Tensor, batch: int) -> Tensor:
+        return heads_first(index, core.layouts["value"], core.sizes, batch)
+
+    edit = _zero_at(arrange, lambda arranged, row: arranged[row, argument, source])
+    unit = before.anatomy.writes[writes[0]].unit
+    address = Unit.subvalue(unit.layer or 0, head, source, nth=unit.nth)
+    site = Site(core.site.path, core.site.call, "arguments", core.slots["value"], core.site.function, core.site.ordinal)
+    return Probe(address, writes, site, edit, expected, bound)
+
+
+def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: torch.Generator) -> Probe:
+    activations = before.sources[indices[0]]
+    neuron, place = _random(len(activations), generator), before.position
+    expected, bound = torch.zeros_like(before.stream, dtype=torch.float64), 0.0
+    for i in indices:
+        write = before.anatomy.writes[i]
+        assert write.projection is not None
+        expected = expected - activations[neuron].double() * write.projection.columns(slice(None))[:, neuron].double()
+        bound += 2 * float(product_bound(write.projection.columns(slice(None)), activations, write.dtype).norm())
+
+    def arrange(index: Tensor, batch: int) -> Tensor:
+        return index.reshape(batch, -1, len(activations))
+
+    edit = _zero_at(arrange, lambda arranged, row: arranged[row, place, neuron])
+    write = before.anatomy.writes[indices[0]]
+    address = Unit.ffn_neuron(write.unit.layer or 0, write.first_neuron + neuron, nth=write.unit.nth)
+    return Probe(address, tuple(indices), site, edit, expected, bound)
+
+
+def _run_probes(
+    model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, probes: list[Probe], **forward
+) -> list[tuple[Unit, float, float]]:
+    """One batch: row 0 as it is, then a row for each probe; (unit, relative error, bound) for each."""
+    if not probes:
+        return []
+    batch = 1 + len(probes)
+    ids = input_ids.expand(batch, -1).contiguous()
+    last = torch.full((batch, 1), input_ids.shape[1] - 1, device=input_ids.device)
+    edits: list[tuple[Site, Tap]] = [
+        (probe.site, _edit_tap(probe, row, batch)) for row, probe in enumerate(probes, start=1)
+    ]
+    run: Captured = capture(model, anatomy, ids, last, edits=edits, **forward)
+    out = []
+    for row, probe in enumerate(probes, start=1):
+        seen = torch.zeros_like(probe.expected)
+        for i in probe.writes:
+            seen = seen + run.writes[i][row, -1].double() - run.writes[i][0, -1].double()
+        size = float(probe.expected.norm())
+        error, bound = float((seen - probe.expected).norm()), SAFETY * probe.bound
+        out.append((probe.unit, error / max(size, bound, 1e-300), bound / max(size, bound, 1e-300)))
+    return out
+
+
+def _edit_tap(probe: Probe, row: int, batch: int) -> Tap:
+    def tap(leaves):
+        new = list(leaves)
+        new[probe.site.slot] = probe.edit(leaves[probe.site.slot], row, batch)
+        return new
+
+    return tap
+
+
+def _expert_results(
+    model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, count: int, generator: torch.Generator, **forward
+) -> list[tuple[Unit, float, float]]:
+    routed = [write for write in anatomy.writes if write.experts is not None]
+    out: list[tuple[Unit, float, float]] = []
+    for write in {write.experts: write for write in _choose(routed, count, generator)}.values():
+        site = write.experts
+        assert site is not None
+
+        def done(recording, frame, site=site, write=write) -> None:
+            change = zeroed_change(find_sum(recording, frame, site), input_ids.shape[1] - 1, generator)
+            if change is not None:
+                seen, expected, size = change
+                bound = SAFETY * 16 * torch.finfo(write.dtype).eps * float(size.norm())
+                norm = max(float(expected.norm()), bound)
+                out.append((write.unit, float((seen - expected).norm()) / norm, bound / norm))
+
+        with recorded_call(model, site.path, site.call, done):
+            model(input_ids=input_ids, **forward)
+    return out

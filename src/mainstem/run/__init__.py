@@ -1,0 +1,1 @@
+"""Running a model and keeping what the anatomy names: capture, pattern rows, traces."""

@@ -1,0 +1,234 @@
+"""One run of a model with everything kept that its anatomy names.
+
+Writes, what W_O reads, keys and values are kept by reference, which costs no time; what is needed at the asked
+destinations alone (query rows, pattern rows, neurons' activations, results of reads) is copied row by row, so no
+tensor of positions x positions is held. A tensor that the model later changes in place is copied.
+
+Cost: one hook for each kept value, and a function mode inside attention modules; see `make bench`.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite, PreStep, Write
+from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_sum
+from mainstem.model.graph import Gate, SumNode
+from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.layouts import by_position
+from mainstem.model.recorder import recorded_call
+from mainstem.model.views import heads_first, pattern_rows, query_rows
+
+
+@dataclass(eq=False)
+class AttentionRun:
+    """What one attention product received: values (and keys) at all sources, the rest at the destinations.
+
+    Attributes:
+        value: [batch, n_key_value_heads, source, d_head].
+        key: the same for keys, None where the pattern itself was seen.
+        query: [batch, n_heads, destination, d_key] or None.
+        mask: [batch, 1 or n_heads, destination, source], boolean or added to the scores; or None.
+        pattern: [batch, n_heads, destination, source] where the model computed it itself.
+        gates: for each gated step, [batch, destination, entries].
+    """
+
+    value: Tensor | None = None
+    key: Tensor | None = None
+    query: Tensor | None = None
+    mask: Tensor | None = None
+    causal: bool = False
+    scaling: float | None = None
+    pattern: Tensor | None = None
+    gates: dict[Site, Tensor] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Captured:
+    """Everything kept of one run; rows of "destination" are those of `destinations` [batch, n]."""
+
+    destinations: Tensor
+    writes: list[Tensor]
+    stream: Tensor
+    logits: Tensor
+    gates: dict[Gate, Tensor]
+    sources: dict[int, Tensor]
+    attention: dict[Site, AttentionRun]
+    experts: dict[ExpertSite, list[ExpertParts]]
+    reads: list[Tensor]
+    block_inputs: list[Tensor]
+
+
+class _Keeper:
+    """Builds taps that store what they see."""
+
+    def __init__(self, batch: int, positions: int, destinations: Int[Tensor, "batch destination"]) -> None:
+        self.batch, self.positions = batch, positions
+        self.destinations = destinations
+        self.rows = torch.arange(batch, device=destinations.device)[:, None]
+        self.taps: list[tuple[Site, Tap]] = []
+
+    def by_token(self, tensor: Tensor) -> Tensor:
+        """[batch, positions, rest] from any arrangement with batch before positions, or from one for all rows."""
+        if self.batch > 1 and (tensor.shape[0] == 1 or tensor.shape[:-1] == (self.positions,)):
+            return tensor.reshape(1, self.positions, -1).expand(self.batch, -1, -1)
+        return tensor.reshape(self.batch, self.positions, -1)
+
+    def at(self, tensor: Tensor) -> Tensor:
+        """[batch, destination, rest]: the asked rows of [batch, positions, rest]."""
+        return tensor[self.rows.to(tensor.device), self.destinations.to(tensor.device)]
+
+    def keep(self, site: Site, store, select=lambda tensor: tensor) -> None:
+        """Stores what is at `site`, passed through `select`, with `store`."""
+
+        def tap(leaves):
+            tensor = leaves[site.slot].detach()
+            store(select(tensor.clone() if site.overwritten else tensor))
+
+        self.taps.append((site, tap))
+
+
+@torch.no_grad()
+def capture(
+    model: torch.nn.Module,
+    anatomy: Anatomy,
+    input_ids: Int[Tensor, "batch pos"],
+    destinations: Int[Tensor, "batch destination"],
+    edits: Sequence[tuple[Site, Tap]] = (),
+    **forward,
+) -> Captured:
+    """Runs the model on `input_ids` and keeps what the anatomy names.
+
+    Args:
+        model: the module that the anatomy was discovered in.
+        anatomy: its anatomy.
+        input_ids: token ids.
+        destinations: for each row of the batch the positions whose rows are wanted.
+        edits: taps that change the run; what is kept is what was there after them.
+        forward: further arguments of the forward call (attention mask, position ids).
+    """
+    keeper = _Keeper(*input_ids.shape, destinations)
+    out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, [], [])
+    out.writes = [torch.empty(0)] * len(anatomy.writes)
+    out.reads = [torch.empty(0)] * len(anatomy.reads)
+    out.block_inputs = [torch.empty(0)] * len(anatomy.blocks)
+    _keep_stream(keeper, anatomy, out)
+    for i, write in enumerate(anatomy.writes):
+        _keep_write(keeper, i, write, out)
+    sites = dict.fromkeys(write.experts for write in anatomy.writes if write.experts is not None)
+    with ExitStack() as stack:
+        for site in sites:
+            stack.enter_context(recorded_call(model, site.path, site.call, _expert_recorder(keeper, site, out)))
+        stack.enter_context(tapped(model, [*edits, *keeper.taps]))
+        result = model(input_ids=input_ids, **forward)
+    logits = result.logits if hasattr(result, "logits") else result
+    out.logits = keeper.at(logits)
+    return out
+
+
+def _keep_stream(keeper: _Keeper, anatomy: Anatomy, out: Captured) -> None:
+    def set_stream(tensor: Tensor) -> None:
+        out.stream = tensor
+
+    keeper.keep(anatomy.readout.stream_site, set_stream, keeper.by_token)
+    for i, write in enumerate(anatomy.writes):
+        keeper.keep(write.site, _setter(out.writes, i), keeper.by_token)
+    for i, read in enumerate(anatomy.reads):
+        keeper.keep(read.site, _setter(out.reads, i), lambda t: keeper.at(keeper.by_token(t)))
+    for i, block in enumerate(anatomy.blocks):
+        keeper.keep(block.input_site, _setter(out.block_inputs, i), lambda t: keeper.at(keeper.by_token(t)))
+    for node in anatomy.graph.nodes:
+        for term in node.terms if isinstance(node, SumNode) else ():
+            if term.gate is not None and term.gate not in out.gates:
+                out.gates[term.gate] = torch.empty(0)
+                keeper.keep(term.gate.site, _setter(out.gates, term.gate), keeper.by_token)
+
+
+def _setter(container, key):
+    def store(tensor: Tensor) -> None:
+        container[key] = tensor
+
+    return store
+
+
+def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> None:
+    if write.source is not None:
+        select = keeper.by_token if write.attention else (lambda t: keeper.at(keeper.by_token(t)))
+        keeper.keep(write.source, _setter(out.sources, index), select)
+    core = write.attention
+    if core is None or core.site in out.attention:
+        return
+    run = out.attention[core.site] = AttentionRun(causal=core.causal, scaling=core.scaling)
+    keeper.taps.append((core.site, _attention_tap(keeper, core, run)))
+    for step in core.steps:
+        if step.gate_site is not None:
+            keeper.keep(step.gate_site, _setter(run.gates, step.gate_site), _gate_rows(keeper, step))
+
+
+def _gate_rows(keeper: _Keeper, step: PreStep):
+    return lambda t: keeper.at(by_position(t, step.gate_axis, keeper.batch, keeper.positions))
+
+
+def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
+    def distinct(tensor: Tensor, layout: str, group: int) -> Tensor:
+        heads = heads_first(tensor.detach(), layout, core.sizes, keeper.batch)
+        return heads[:, ::group].clone() if group > 1 else heads
+
+    def rows(tensor: Tensor) -> Tensor:
+        """Rows of [batch, heads, destination, ...] at the asked destinations."""
+        where = keeper.destinations.to(tensor.device)
+        return tensor.transpose(1, 2)[keeper.rows.to(tensor.device), where].transpose(1, 2)
+
+    def tap(leaves):
+        def argument(name: str):
+            return leaves[core.slots[name]] if name in core.slots else None
+
+        run.value = distinct(leaves[core.slots["value"]], core.layouts["value"], core.value_groups)
+        if not core.fused:
+            pattern = pattern_rows(leaves[core.slots["pattern"]].detach(), core.layouts["pattern"], core.sizes, keeper.batch)
+            run.pattern = rows(pattern)
+            return
+        run.key = distinct(leaves[core.slots["key"]], core.layouts["key"], core.key_groups)
+        query = query_rows(leaves[core.slots["query"]].detach(), core.layouts["query"], core.sizes, keeper.batch)
+        run.query = rows(query)
+        mask = argument("attn_mask")
+        if isinstance(mask, Tensor):
+            full = mask.expand(keeper.batch, *mask.shape[1:]) if mask.dim() == 4 else mask.expand(keeper.batch, 1, *mask.shape[-2:])
+            run.mask = rows(full)
+        causal = argument("is_causal")
+        run.causal = bool(causal) if causal is not None else core.causal
+
+    return tap
+
+
+def _expert_recorder(keeper: _Keeper, site: ExpertSite, out: Captured):
+    """What to do with the local recording of a sum over experts: take it apart at the destinations, drop the rest."""
+
+    def done(recording, frame) -> None:
+        parts = expert_parts(find_sum(recording, frame, site))
+        flat = keeper.rows * keeper.positions + keeper.destinations.to(keeper.rows.device)
+        out.experts[site] = [_at_rows(parts, flat[row].to(parts.constant.device)) for row in range(keeper.batch)]
+
+    return done
+
+
+def _at_rows(parts: ExpertParts, rows: Int[Tensor, " pair"]) -> ExpertParts:
+    kept = []
+    for product in parts.rows:
+        weight = product.weight[rows]
+        used = torch.nonzero(weight.abs().amax(0) > 0).flatten()
+        if len(used):
+            bias = None if product.bias is None else product.bias[used].clone()
+            kept.append(
+                ExpertRows(
+                    product.expert[used], product.hidden[used].clone(), weight[:, used], product.matrix,
+                    product.transposed, bias,
+                )
+            )
+    return ExpertParts(tuple(kept), parts.constant[rows].clone())
+
+
