@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from zoo import randomise
+from zoo import randomise, seeded
 
 VOCABULARY, WIDTH, HEADS, GROUPS, HEAD, HIDDEN, LAYERS, CONTEXT = 200, 64, 4, 2, 16, 96, 3, 128
 
@@ -321,7 +321,8 @@ class NoFinalNormModel(Model):
 
 def _ready(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     def build(seed: int = 1) -> nn.Module:
-        model = make().eval()
+        with seeded(seed):
+            model = make().eval()
         randomise(model, seed)
         return model
 

@@ -493,8 +493,8 @@ def test_what_is_wrong_with_an_adapter(adapter, monkeypatch):
     "given, dtype",
     [
         (None, "float32"), ("float32", "float32"), ("fp32", "float32"), ("FP64", "float64"),
-        ("double", "float64"), ("bf16", "bfloat16"), ("torch.bfloat16", "bfloat16"), (torch.float16, "float16"), ("half", "float16"),
-        ("auto", "bfloat16"),
+        ("double", "float64"), ("bf16", "bfloat16"), ("torch.bfloat16", "bfloat16"), ("half", "float16"),
+        (torch.float16, "float16"), ("auto", "bfloat16"),
     ],
 )  # fmt: skip
 def test_dtypes(tmp_path, given, dtype):

@@ -1,5 +1,8 @@
 """The tiny models themselves: nearly every family builds, and no model is degenerate."""
 
+from collections.abc import Callable
+from functools import partial
+
 import handmade
 import pytest
 import torch
@@ -74,8 +77,15 @@ def test_a_model_that_would_be_huge_is_not_allocated() -> None:
         zoo.build("llama", vocab_size=2_000_000_000)
 
 
-def test_the_seed_decides_the_weights() -> None:
-    first, same, other = (list(zoo.build("llama", seed=seed).parameters()) for seed in (1, 1, 2))
+@pytest.mark.parametrize(
+    "make",
+    [partial(zoo.build, "llama"), partial(zoo.build, "mamba"), handmade.ALL["plain"]],
+    ids=["llama", "mamba", "plain"],
+)
+def test_the_seed_alone_decides_the_weights(make: Callable[..., torch.nn.Module]) -> None:
+    before = torch.get_rng_state()
+    first, same, other = (list(make(seed=seed).parameters()) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 

@@ -13,7 +13,8 @@ import dataclasses
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +25,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from zoo_sizes import CAPS, DAMPED, FAMILIES, LAYER_FIELDS, LAYERS, SIZES, TOWER, UNBUILDABLE
 from zoo_variants import variants
 
-__all__ = ["NotBuilt", "build", "families", "logits", "prompt", "randomise", "tiny_config", "variants"]
+__all__ = [
+    "NotBuilt",
+    "build",
+    "families",
+    "logits",
+    "prompt",
+    "randomise",
+    "seeded",
+    "tiny_config",
+    "variants",
+]
 
 MAX_PARAMETERS = 3_000_000
 """No tiny model is larger; sizes are counted on the meta device, before anything is allocated."""
@@ -68,7 +79,8 @@ def build(
         if size > MAX_PARAMETERS:
             raise NotBuilt(f"{family}: still {size:,} parameters at these sizes")
         kept = {name: value for name, value in chosen.items() if value is not None}
-        model = model_class._from_config(config, **kept).eval()
+        with seeded(seed):
+            model = model_class._from_config(config, **kept).eval()
     except (ImportError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         if isinstance(error, NotBuilt):
             raise
@@ -90,6 +102,14 @@ def tiny_config(family: str, layers: int = LAYERS, **overrides: Any) -> PreTrain
         else:
             merged[name] = value
     return config_class(**_arguments(config_class, SIZES, merged, layers))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from this seed inside, and leave the state of the generator outside as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def prompt(length: int = 12, seed: int = 0, batch: int = 1) -> torch.Tensor:

@@ -157,6 +157,8 @@ def _bad_sublayers(decomposition: Decomposition) -> list[Unit]:
     for unit in refined:
         members = [group for group in decomposition.groups if group.sublayer == unit]
         index = [i for i in moment.anatomy.writes_of(unit) if _is_refined(decomposition, i)]
+        if not index:
+            continue
         observed = torch.stack([moment.writes[i][0].double() for i in index]).sum(0)
         total = torch.stack([group.raw_total() for group in members]).sum(0)
         bound = torch.stack([g.bound.pow(2) for g in members if g.bound is not None] or [observed * 0]).sum(0).sqrt()

@@ -210,7 +210,8 @@ def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: tor
         bound += 2 * float(product_bound(write.projection.columns(slice(None)), activations, write.dtype).norm())
 
     def arrange(index: Tensor, batch: int) -> Tensor:
-        return index.reshape(batch, -1, len(activations))
+        ordered = index.transpose(0, 1) if site.positions_first else index
+        return ordered.reshape(batch, -1, len(activations))
 
     edit = _zero_at(arrange, lambda arranged, row: arranged[row, place, neuron])
     write = before.anatomy.writes[indices[0]]

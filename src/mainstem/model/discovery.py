@@ -46,7 +46,7 @@ def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
     positions = ids.shape[1]
     end, product, head_input = find_head(recording, logits)
     walk, root = find_root(recording, head_input, positions)
-    finder = SiteFinder(recording)
+    finder = SiteFinder(recording, positions)
     values = _expand(walk, root)
     leaves = [value for value in values if not walk.step(value).terms]
     labelled = label_writes(leaves, values, recording, finder, walk)

@@ -7,6 +7,7 @@ product), and finds each row's weight at each position by sending unit rows thro
 different dimensions. Verified on a random probe and on the rows themselves; what does not fit gives a reason.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,16 +70,19 @@ class Unreadable(Exception):
     """A sum over experts whose structure is not understood; the message is the reason."""
 
 
-def expert_sum(leaf: Value) -> ExpertSum | None:
-    """What discovery can say about a write that may be a sum over experts; None if no expert's product is behind it."""
-    products = expert_products(leaf)
+def expert_sum(leaf: Value, inputs: Sequence[Value]) -> ExpertSum | None:
+    """What discovery can say about a write, computed from the stream values `inputs`, that may be a sum over experts.
+
+    None if no expert's product is behind it.
+    """
+    products = expert_products(leaf, inputs)
     frame = leaf.call.frame if leaf.call is not None else None
     if not products or frame is None or leaf.call is None:
         return None
     slot = next((i for i, v in enumerate(frame.outputs) if v is not None and _same(v, leaf)), None)
     site = ExpertSite(frame.path, frame.call, slot, leaf.call.name, leaf.call.ordinal)
     try:
-        rows = expert_parts(leaf).rows
+        rows = expert_parts(leaf, inputs).rows
     except Unreadable as error:
         return ExpertSum(site, 0, 0, str(error))
     n_experts = max(r.matrix.shape[0] if r.matrix.dim() == 3 else int(r.expert.max()) + 1 for r in rows)
@@ -103,10 +107,10 @@ def find_sum(recording: Recording, frame: Frame, site: ExpertSite) -> Value:
     raise Unreadable("the sum over experts is not where the anatomy saw it")
 
 
-def expert_products(result: Value) -> list[Value]:
-    """The products with experts' matrices that `result` depends on linearly."""
+def expert_products(result: Value, inputs: Sequence[Value] = ()) -> list[Value]:
+    """The products with experts' matrices that `result` depends on linearly, looking no further back than `inputs`."""
     found: dict[int, Value] = {}
-    seen: set[int] = set()
+    seen: set[int] = {value.id for value in inputs}
     pending = [result]
     while pending and len(seen) < 20_000:
         value = pending.pop()
@@ -161,13 +165,13 @@ def _data_operand(call: Call) -> Value | None:
     return data[0] if len(data) == 1 and weights else None
 
 
-def expert_parts(result: Value) -> ExpertParts:
+def expert_parts(result: Value, inputs: Sequence[Value] = ()) -> ExpertParts:
     """A sum over experts taken apart.
 
     Raises:
         Unreadable: with the reason, if the rows cannot be found or do not add up to the sum.
     """
-    products = expert_products(result)
+    products = expert_products(result, inputs)
     if not products:
         raise Unreadable("no product with an expert's matrix leads linearly to the write")
     width = result.shape[-1]
@@ -254,8 +258,9 @@ def _matrix(call: Call, data: Value, n_rows: int, hidden: int) -> tuple[Tensor, 
     )
     if weight.active:
         base, index = _gathered(weight)
-        return base.tensor, index.tensor.reshape(-1).long()
-    if weight.tensor.dim() == 2 or weight.tensor.shape[0] == 1 and weight.tensor.dim() == 3:
+        chosen = index.tensor.reshape(-1).long()
+        return base.tensor, chosen.expand(n_rows) if len(chosen) == 1 else chosen
+    if weight.tensor.dim() == 2:
         number = _expert_number(weight, call)
         return weight.tensor.reshape(weight.tensor.shape[-2:]), torch.full((n_rows,), number, device=device)
     ends = [o for o in call.operands() if not o.tensor.is_floating_point()]

@@ -32,6 +32,7 @@ class Site:
         function: the name of the function, for "arguments" and "result".
         ordinal: which call of that function inside the module's call, nested modules included.
         overwritten: whether the model changes the tensor in place later, so that a copy must be kept.
+        positions_first: whether the value's axes are position, batch, ... instead of batch, position, ...
     """
 
     path: str
@@ -41,6 +42,7 @@ class Site:
     function: str = ""
     ordinal: int = 0
     overwritten: bool = False
+    positions_first: bool = False
 
     def __str__(self) -> str:
         inside = f" of {self.function}#{self.ordinal}" if self.function else ""

@@ -81,7 +81,7 @@ def _draft(leaf: Value, known: set[int], walk: StreamWalk) -> _Draft:
         return _Draft(leaf, path, "embed", inputs, None)
     if path.core is not None:
         return _Draft(leaf, path, "attn", inputs, None)
-    experts = expert_sum(leaf) if not path.products else None
+    experts = expert_sum(leaf, inputs) if not path.products else None
     alone = _by_position(leaf, inputs, walk.positions)
     return _Draft(leaf, path, "mlp" if alone else "mixer", inputs, experts if alone else None)
 

@@ -20,7 +20,8 @@ MAX_VIEWS = 4
 class SiteFinder:
     """Finds sites in one recording."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, positions: int) -> None:
+        self.positions = positions
         self.boundaries: dict[int, list[tuple[str, Frame, int]]] = defaultdict(list)
         self.made_from: dict[int, list[Value]] = defaultdict(list)
         for frame in recording.frames:
@@ -44,16 +45,33 @@ class SiteFinder:
             for candidate in same:
                 for kind, frame, slot in self.boundaries.get(candidate.id, ()):
                     if kind == where:
-                        return Site(frame.path, frame.call, where, slot, overwritten=candidate.overwritten)
+                        return Site(
+                            frame.path,
+                            frame.call,
+                            where,
+                            slot,
+                            overwritten=candidate.overwritten,
+                            positions_first=self._positions_first(candidate),
+                        )
         for candidate in same:
             call = candidate.call
             if call is not None and call.frame is not None and call.func is not None and call.name != "__setitem__":
                 slot = max(candidate.slot, 0)
                 return Site(
-                    call.frame.path, call.frame.call, "result", slot, call.name, call.ordinal, candidate.overwritten
+                    call.frame.path,
+                    call.frame.call,
+                    "result",
+                    slot,
+                    call.name,
+                    call.ordinal,
+                    candidate.overwritten,
+                    self._positions_first(candidate),
                 )
         where = value.call.frame.path if value.call is not None and value.call.frame is not None else "the model"
         raise RefusedError("a value of the stream is made out of sight of any module or function", where)
+
+    def _positions_first(self, value: Value) -> bool:
+        return len(value.shape) >= 3 and value.shape[:2] == (self.positions, 1)
 
     def arguments(self, call: Call, value: Value) -> Site:
         """The site of `value` as an argument of `call`."""

@@ -72,7 +72,7 @@ class StreamWalk:
 
     def _expand(self, value: Value) -> Step:
         call = value.call
-        if call is None or call.func is None or is_weight_product(call):
+        if call is None or call.func is None or is_weight_product(call) or _chooses_rows(call):
             return Step(value)
         operands = [o for o in call.operands() if self._summand(o)]
         if operands:
@@ -86,7 +86,14 @@ class StreamWalk:
         return Step(value)
 
     def _summand(self, value: Value) -> bool:
-        return self.full(value) and (value.active or value.call is not None)
+        """Whether an operand is a write of its own: what depends on the tokens, and tables looked up by position."""
+        if not self.full(value) or value.active:
+            return self.full(value)
+        if value.call is None:
+            return False
+        rows = value.tensor.reshape(self.positions, self.width)
+        looked_up = any(not operand.tensor.is_floating_point() for operand in value.call.operands())
+        return looked_up or not torch.equal(rows, rows[:1].expand_as(rows))
 
     def _affine_step(self, value: Value, operands: list[Value], form: Affine) -> Step | None:
         terms = []
@@ -185,6 +192,12 @@ def is_weight_product(call: Call) -> bool:
         return False
     matrices = [o for o in call.operands() if not o.active and o.tensor.dim() >= 2]
     return len(call.active_operands()) >= 1 and bool(matrices)
+
+
+def _chooses_rows(call: Call) -> bool:
+    """Whether the call works on rows chosen by the tokens (routing): then it is no sum of stream values, even where
+    all rows happen to be chosen."""
+    return any(not operand.tensor.is_floating_point() for operand in call.active_operands())
 
 
 def _same_everywhere(rows: Tensor) -> bool:

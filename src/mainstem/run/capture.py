@@ -72,22 +72,28 @@ class _Keeper:
         self.rows = torch.arange(batch, device=destinations.device)[:, None]
         self.taps: list[tuple[Site, Tap]] = []
 
-    def by_token(self, tensor: Tensor) -> Tensor:
-        """[batch, positions, rest] from any arrangement with batch before positions, or from one for all rows."""
+    def by_token(self, tensor: Tensor, site: Site) -> Tensor:
+        """[batch, positions, rest] of what is at a site, expanded where the model computes it once for all rows."""
+        if site.positions_first:
+            tensor = tensor.transpose(0, 1)
         if self.batch > 1 and (tensor.shape[0] == 1 or tensor.shape[:-1] == (self.positions,)):
             return tensor.reshape(1, self.positions, -1).expand(self.batch, -1, -1)
         return tensor.reshape(self.batch, self.positions, -1)
+
+    def rows_at(self, tensor: Tensor, site: Site) -> Tensor:
+        """[batch, destination, rest] of what is at a site."""
+        return self.at(self.by_token(tensor, site))
 
     def at(self, tensor: Tensor) -> Tensor:
         """[batch, destination, rest]: the asked rows of [batch, positions, rest]."""
         return tensor[self.rows.to(tensor.device), self.destinations.to(tensor.device)]
 
-    def keep(self, site: Site, store, select=lambda tensor: tensor) -> None:
-        """Stores what is at `site`, passed through `select`, with `store`."""
+    def keep(self, site: Site, store, select) -> None:
+        """Stores `select(what is at site, site)` with `store`."""
 
         def tap(leaves):
             tensor = leaves[site.slot].detach()
-            store(select(tensor.clone() if site.overwritten else tensor))
+            store(select(tensor.clone() if site.overwritten else tensor, site))
 
         self.taps.append((site, tap))
 
@@ -138,9 +144,9 @@ def _keep_stream(keeper: _Keeper, anatomy: Anatomy, out: Captured) -> None:
     for i, write in enumerate(anatomy.writes):
         keeper.keep(write.site, _setter(out.writes, i), keeper.by_token)
     for i, read in enumerate(anatomy.reads):
-        keeper.keep(read.site, _setter(out.reads, i), lambda t: keeper.at(keeper.by_token(t)))
+        keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at)
     for i, block in enumerate(anatomy.blocks):
-        keeper.keep(block.input_site, _setter(out.block_inputs, i), lambda t: keeper.at(keeper.by_token(t)))
+        keeper.keep(block.input_site, _setter(out.block_inputs, i), keeper.rows_at)
     for node in anatomy.graph.nodes:
         for term in node.terms if isinstance(node, SumNode) else ():
             if term.gate is not None and term.gate not in out.gates:
@@ -157,7 +163,7 @@ def _setter(container, key):
 
 def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> None:
     if write.source is not None:
-        select = keeper.by_token if write.attention else (lambda t: keeper.at(keeper.by_token(t)))
+        select = keeper.by_token if write.attention else keeper.rows_at
         keeper.keep(write.source, _setter(out.sources, index), select)
     core = write.attention
     if core is None or core.site in out.attention:
@@ -170,7 +176,7 @@ def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> Non
 
 
 def _gate_rows(keeper: _Keeper, step: PreStep):
-    return lambda t: keeper.at(by_position(t, step.gate_axis, keeper.batch, keeper.positions))
+    return lambda t, site: keeper.at(by_position(t, step.gate_axis, keeper.batch, keeper.positions))
 
 
 def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
