@@ -13,12 +13,11 @@ to the stream like the parts themselves, added in quadrature, times `SAFETY`.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.decompose import Decomposition, product_bound
-from mainstem.errors import CertificateError
-from mainstem.model.graph import LinearMap, NormNode, SumNode
+from mainstem.analysis.decompose import Decomposition, SumCertificate, product_bound
+from mainstem.model.anatomy import Anatomy
+from mainstem.model.graph import Gates, LinearMap, NormNode, SumNode, stream_values
 from mainstem.units import Unit
 
 SAFETY = 4.0
@@ -34,40 +33,6 @@ class Check:
     tolerance: float
     holds: bool
     where: str | None = None
-
-
-@dataclass(frozen=True)
-class SumCertificate:
-    """Whether the parts of one decomposition are the stream.
-
-    Attributes:
-        relative_error: norm of the remainder over norm of the stream.
-        tolerance: the bound on it.
-        nats: what the remainder is worth on the target's log-probability, None without a target.
-        worst_dimension: the largest entry of the remainder over the stream's root mean square.
-        failed: the first layer and part that do not hold, None if all do.
-        remainder: [d_model] float64, observed minus parts.
-    """
-
-    level: str
-    position: int
-    parts: int
-    relative_error: float
-    tolerance: float
-    worst_dimension: float
-    holds: bool
-    failed: str | None
-    remainder: Float[Tensor, " d_model"]
-
-    def require(self) -> None:
-        """Raises CertificateError naming the first layer and part that fail."""
-        if not self.holds:
-            raise CertificateError(
-                "the parts do not add up to what the model computed",
-                self.failed,
-                relative_error=self.relative_error,
-                tolerance=self.tolerance,
-            )
 
 
 def certify(decomposition: Decomposition) -> SumCertificate:
@@ -198,3 +163,17 @@ def check_reads(decomposition: Decomposition) -> Check:
             holds = False
             place = place or f"{'/'.join(read.roles)} of {read.unit} ({read.module})"
     return Check(len(moment.anatomy.reads), worst, limit, holds, place)
+
+
+def stream_errors(anatomy: Anatomy, writes: list[Tensor], gates: Gates, stream: Tensor) -> Tensor:
+    """Relative error of the sum of all writes at every position, [pos]: whole sublayers, in the model's own dtype.
+
+    Args:
+        anatomy: of the model.
+        writes: for each write [pos, d_model].
+        gates: for each gate [pos, 1 or d_model].
+        stream: [pos, d_model] what the model computed.
+    """
+    expected = stream_values(anatomy.graph, writes, gates)
+    size = stream.double().norm(dim=-1).clamp_min(1e-300)
+    return (expected.double() - stream.double()).norm(dim=-1) / size

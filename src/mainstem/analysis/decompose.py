@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.parts import Columns, Group, Subvalues, UnitGrid, Vectors
-from mainstem.errors import ChoiceError, LevelRefusedError
+from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError
 from mainstem.model.anatomy import Write
 from mainstem.model.experts import ExpertRows
 from mainstem.model.graph import Evaluated, LinearMap, SumNode, bias_of, evaluate, maps_to_root
@@ -28,6 +29,39 @@ LEVELS: tuple[str, ...] = get_args(Level)
 
 ATTENTION = {"heads", "subvalues", "attention_neurons", "units"}
 NEURONS = {"neurons", "units"}
+
+
+@dataclass(frozen=True)
+class SumCertificate:
+    """Whether the parts of one decomposition are the stream; made by `mainstem.analysis.certificate.certify`.
+
+    Attributes:
+        relative_error: norm of the remainder over norm of the stream.
+        tolerance: the bound on it, known before the comparison.
+        worst_dimension: the largest entry of the remainder over the stream's root mean square.
+        failed: the first layer and part that do not hold, None if all do.
+        remainder: [d_model] float64, observed minus parts.
+    """
+
+    level: str
+    position: int
+    parts: int
+    relative_error: float
+    tolerance: float
+    worst_dimension: float
+    holds: bool
+    failed: str | None
+    remainder: Float[Tensor, " d_model"]
+
+    def require(self) -> None:
+        """Raises CertificateError naming the first layer and part that fail."""
+        if not self.holds:
+            raise CertificateError(
+                "the parts do not add up to what the model computed",
+                self.failed,
+                relative_error=self.relative_error,
+                tolerance=self.tolerance,
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +77,7 @@ class Decomposition:
     groups: list[Group]
     evaluated: Evaluated
     maps: list[LinearMap | None]
+    certificate: SumCertificate | None = None
 
     @property
     def position(self) -> int:

@@ -177,7 +177,7 @@ class Readout:
     """From the stream to the logits: norm, unembedding [d_vocab, d_model], bias, scale and softcap.
 
     u = scale * W_U norm(x) + bias; the logits are u, or cap * tanh(u / cap) with a softcap. Where the path is not of
-    that form `opaque` says why, and `program` maps recorded-size stream values [1, positions, d_model] to logits.
+    that form `opaque` says why, and `program` maps stream values of `program_shape` to logits.
     """
 
     norm: Norm | None
@@ -191,6 +191,7 @@ class Readout:
     before: Projection | None = None
     opaque: str | None = None
     program: Program | None = None
+    program_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

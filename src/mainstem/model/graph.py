@@ -131,6 +131,41 @@ def _sum(node: SumNode, values: list[Tensor], gates: Gates) -> tuple[Tensor, Ten
     return value.to(node.dtype), exact
 
 
+def stream_values(graph: StreamGraph, writes: Sequence[Tensor], gates: Gates) -> Tensor:
+    """The root alone, in the model's dtype and for any number of positions: cheaper than `evaluate`."""
+    values: dict[int, Tensor] = {}
+    needed = _behind_root(graph)
+    for i, node in enumerate(graph.nodes):
+        if not needed[i]:
+            continue
+        if isinstance(node, WriteNode):
+            values[i] = writes[node.write]
+        elif isinstance(node, NormNode):
+            wide = values[node.node].float() if node.dtype != torch.float64 else values[node.node]
+            values[i] = node.norm(wide).to(node.dtype)
+        else:
+            total = None
+            for term in node.terms:
+                x = values[term.node]
+                if term.gate is not None or not isinstance(term.factor, float) or term.factor != 1.0:
+                    x = x * term_factor(term, gates, x)
+                total = x if total is None else total + x
+            assert total is not None
+            values[i] = (total if node.bias is None else total + node.bias.to(total)).to(node.dtype)
+    return values[graph.root]
+
+
+def _behind_root(graph: StreamGraph) -> list[bool]:
+    needed = [False] * len(graph.nodes)
+    needed[graph.root] = True
+    for i in range(graph.root, -1, -1):
+        node = graph.nodes[i]
+        if needed[i] and not isinstance(node, WriteNode):
+            for child in [node.node] if isinstance(node, NormNode) else [term.node for term in node.terms]:
+                needed[child] = True
+    return needed
+
+
 @dataclass(frozen=True, eq=False)
 class LinearMap:
     """v -> diag * v + left (right^T v), per position; `diag` None stands for zero."""
@@ -179,10 +214,15 @@ def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def maps_to_root(graph: StreamGraph, run: Evaluated, gates: Gates) -> list[LinearMap | None]:
     """For each node the map that carries a vector added to it to the root; None where nothing flows."""
-    like = run.values[graph.root].double()
+    return maps_to(graph, graph.root, run, gates)
+
+
+def maps_to(graph: StreamGraph, end: int, run: Evaluated, gates: Gates) -> list[LinearMap | None]:
+    """For each node the map that carries a vector added to it to the node `end`; None where nothing flows."""
+    like = run.values[end].double()
     maps: list[LinearMap | None] = [None] * len(graph.nodes)
-    maps[graph.root] = LinearMap(torch.ones_like(like))
-    for i in range(graph.root, -1, -1):
+    maps[end] = LinearMap(torch.ones_like(like))
+    for i in range(end, -1, -1):
         here, node = maps[i], graph.nodes[i]
         if here is None or isinstance(node, WriteNode):
             continue

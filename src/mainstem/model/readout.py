@@ -33,6 +33,7 @@ def find_readout(root: Value, head_input: Value, product: Value, logits: Value, 
         before=before,
         opaque=reason,
         program=program,
+        program_shape=root.shape,
     )
 
 

@@ -1,0 +1,238 @@
+"""What each part is worth: direct logit attribution, and the score that adds up to the log-probability.
+
+direct (DLA): s_F * W_U[t] . (gain * centre(v)), the part's share of the target's logit (before a softcap) under the
+frozen norm of the destination; with the constants of the readout the parts sum to that logit.
+
+additive: A(v) = s_F (gain * (w_t - integral over tau in [0, 1] of E_softmax(tau z)[w])) . v, integrated gradients of the
+log-probability along the ray from zero logits to the model's: the parts sum to log p_t + log d_vocab. With a softcap z is
+the capped logits of tau u, and the integrand carries the cap's slope.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mainstem.analysis.decompose import Decomposition
+from mainstem.analysis.parts import Group
+from mainstem.analysis.readout import (
+    before_softmax,
+    frozen_scale,
+    normed,
+    require_linear,
+    softcapped,
+    token_direction,
+    working_dtype,
+)
+from mainstem.errors import ChoiceError
+from mainstem.targets import Target
+from mainstem.units import Unit
+
+Score = Literal["direct", "additive"]
+SCORES: tuple[str, ...] = get_args(Score)
+POINTS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Functional:
+    """A linear function of the stream: `direction` [d_model], and what the readout's own constants add to it.
+
+    `total` is what all parts and constants should sum to.
+    """
+
+    score: Score
+    direction: Float[Tensor, " d_model"]
+    constants: dict[Unit, float]
+    total: float
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """Scores of all parts under one functional.
+
+    Attributes:
+        scores: one tensor for each group of the decomposition.
+        unexplained: total minus everything, in nats.
+    """
+
+    functional: Functional
+    decomposition: Decomposition
+    scores: list[Float[Tensor, " part"]]
+    unexplained: float
+
+    @property
+    def positives(self) -> float:
+        return float(sum(score.clamp_min(0).sum() for score in self.scores))
+
+    @property
+    def net(self) -> float:
+        return float(sum(score.sum() for score in self.scores))
+
+    def top(self, count: int, kinds: set[str] | None = None, negative: bool = False) -> list["Scored"]:
+        """The parts with the largest (or, with `negative`, smallest) scores, ties ordered by address."""
+        found: list[Scored] = []
+        for group, scores in zip(self.decomposition.groups, self.scores, strict=True):
+            if kinds is not None and group.kind not in kinds:
+                continue
+            best = scores.topk(min(count, len(scores)), largest=not negative)
+            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                found.append(Scored(group.units[index], group, index, value))
+        sign = 1 if negative else -1
+        return sorted(found, key=lambda part: (sign * part.score, part.unit.sort_key))[:count]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """One part with its score."""
+
+    unit: Unit
+    group: Group
+    index: int
+    score: float
+
+    @property
+    def coefficient(self) -> float:
+        return float(self.group.coefficients[self.index])
+
+    def vector(self) -> Float[Tensor, " d_model"]:
+        """The part in the stream before the final norm."""
+        return self.group.vectors(torch.tensor([self.index], device=self.group.coefficients.device))[0]
+
+
+def functional(decomposition: Decomposition, target: Target, score: Score = "direct") -> Functional:
+    """The linear function of the stream that a score is, at the decomposition's destination.
+
+    Raises:
+        ChoiceError: if the score is unknown.
+        LevelRefusedError: if the readout is not linear after its norm.
+    """
+    if score not in SCORES:
+        raise ChoiceError("score", score, SCORES)
+    readout = decomposition.moment.anatomy.readout
+    require_linear(readout)
+    scale = frozen_scale(readout, decomposition.moment.stream)
+    weights, constant, total = direct_weights(decomposition, target) if score == "direct" else _additive(decomposition, target)
+    constants: dict[Unit, float] = {}
+    if readout.norm is not None and readout.norm.bias is not None:
+        bias = readout.norm.bias.double()
+        carried = bias if readout.before is None else readout.before(bias)
+        constants[Unit.bias_of("norm")] = float(weights @ carried) * readout.scale
+    if constant:
+        constants[Unit.bias_of("unembed")] = constant
+    return Functional(score, token_direction(readout, weights, scale), constants, total)
+
+
+def _weights_of(target: Target, size: int, device: torch.device) -> Tensor:
+    """How the target weighs the tokens' logits: its token (mean over a set) minus the mean of its rivals."""
+    weights = torch.zeros(size, dtype=torch.float64, device=device)
+    weights[list(target.ids)] += 1 / len(target.ids)
+    if target.against:
+        weights[list(target.against)] -= 1 / len(target.against)
+    return weights
+
+
+def direct_weights(decomposition: Decomposition, target: Target) -> tuple[Tensor, float, float]:
+    """Weights over W_U's input, the unembedding bias's share, and the logit (or difference of logits) itself."""
+    readout = decomposition.moment.anatomy.readout
+    per_token = _weights_of(target, readout.unembedding.shape[0], readout.unembedding.device)
+    chosen = per_token.nonzero().flatten()
+    weights = per_token[chosen] @ readout.unembedding[chosen].double()
+    constant = 0.0 if readout.bias is None else float(per_token @ readout.bias.double())
+    u = _final_before_softmax(decomposition)
+    return weights, constant, float(per_token @ u)
+
+
+def _final_before_softmax(decomposition: Decomposition) -> Float[Tensor, " d_vocab"]:
+    """The destination's before-softmax values, in float64 where they are sums."""
+    readout = decomposition.moment.anatomy.readout
+    x = normed(readout, decomposition.moment.stream, None)
+    return before_softmax(readout, x[None].to(working_dtype(readout)))[0].double()
+
+
+def _additive(decomposition: Decomposition, target: Target) -> tuple[Tensor, float, float]:
+    """Gauss-Legendre quadrature along the ray; only W_U-sized products with distributions are needed."""
+    readout = decomposition.moment.anatomy.readout
+    u = _final_before_softmax(decomposition)
+    per_token = _weights_of(target, len(u), u.device)
+    contrast = bool(target.against)
+    slope = torch.zeros_like(u)
+    for tau, weight in zip(*_quadrature(POINTS), strict=True):
+        z = softcapped(readout, tau * u)
+        rate = torch.ones_like(u) if readout.softcap is None else 1 - (z / readout.softcap).pow(2)
+        gradient = per_token if contrast else _set_gradient(z, target, per_token) - z.softmax(-1)
+        slope += weight * rate * gradient
+    dtype = working_dtype(readout)
+    weights = (slope.to(dtype) @ readout.unembedding.to(dtype)).double()
+    constant = 0.0 if readout.bias is None else float(slope @ readout.bias.double())
+    z = softcapped(readout, u)
+    if contrast:
+        total = float(per_token @ z)
+    else:
+        ids = torch.tensor(target.ids, device=u.device)
+        total = float(z[ids].logsumexp(0) - z.logsumexp(0) + torch.log(torch.tensor(len(u) / len(target.ids))))
+    return weights, constant, total
+
+
+def _set_gradient(z: Tensor, target: Target, per_token: Tensor) -> Tensor:
+    """Gradient of the log of the set's summed exponentials: the distribution within the set."""
+    if len(target.ids) == 1:
+        return per_token
+    ids = torch.tensor(target.ids, device=z.device)
+    out = torch.zeros_like(z)
+    out[ids] = z[ids].softmax(0)
+    return out
+
+
+def _quadrature(points: int) -> tuple[list[float], list[float]]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
+    import numpy as np
+
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def attribute(decomposition: Decomposition, target: Target, score: Score = "direct") -> Attribution:
+    """The score of every part; one inner product each.
+
+    Raises:
+        ChoiceError: if the score is unknown.
+        LevelRefusedError: if the readout is not linear after its norm.
+    """
+    made = functional(decomposition, target, score)
+    scores = [group.dot(made.direction) for group in decomposition.groups]
+    explained = float(sum(s.sum() for s in scores)) + sum(made.constants.values())
+    return Attribution(made, decomposition, scores, made.total - explained)
+
+
+def promoted(
+    decomposition: Decomposition, vectors: Float[Tensor, "top d_model"], count: int
+) -> tuple[Int[Tensor, "top _"], Int[Tensor, "top _"]]:
+    """The tokens that vectors of the stream promote and suppress most, under the frozen norm, logits centred.
+
+    Centring removes the shift that is common to all tokens, which no probability sees.
+    """
+    readout = decomposition.moment.anatomy.readout
+    scale = frozen_scale(readout, decomposition.moment.stream)
+    x = normed(readout, vectors, scale, vectors=True).to(working_dtype(readout))
+    logits = x @ readout.unembedding.to(x.dtype).T
+    centred = logits - logits.mean(-1, keepdim=True)
+    count = min(count, centred.shape[-1])
+    return centred.topk(count).indices, centred.topk(count, largest=False).indices
+
+
+def nats(decomposition: Decomposition, remainder: Float[Tensor, " d_model"], target: Target) -> float:
+    """What an unexplained remainder of the stream is worth on the target's log-probability, to first order."""
+    readout = decomposition.moment.anatomy.readout
+    if readout.opaque is not None:
+        return float("nan")
+    u = _final_before_softmax(decomposition)
+    z = softcapped(readout, u)
+    per_token = _weights_of(target, len(u), u.device)
+    rate = torch.ones_like(u) if readout.softcap is None else 1 - (z / readout.softcap).pow(2)
+    gradient = per_token if target.against else _set_gradient(z, target, per_token) - z.softmax(-1)
+    dtype = working_dtype(readout)
+    weights = ((rate * gradient).to(dtype) @ readout.unembedding.to(dtype)).double()
+    scale = frozen_scale(readout, decomposition.moment.stream)
+    return float(token_direction(readout, weights, scale) @ remainder.double())

@@ -1,0 +1,63 @@
+"""Where a sublayer's parts enter the stream, and what the stream was before: the base of scores that are not linear.
+
+The log-probability increase of a part is measured by adding it, as it enters, to the stream value that its sublayer
+reads: resid_pre for attention and the stream between attention and FFN for FFN in sequential blocks (Yu et al. 2023,
+the two Imp definitions), resid_pre for both in parallel blocks. A part enters at the addition, through whatever stands
+between its sublayer and that addition (a norm after the sublayer, a multiplier, a gate).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.analysis.decompose import Decomposition
+from mainstem.analysis.parts import Group, carry, pull_back
+from mainstem.model.graph import LinearMap, maps_to
+from mainstem.model.spine import latest_writes
+from mainstem.units import Unit
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """`base` [d_model] float64: the stream that the sublayer read; `tail`: from the write to its addition."""
+
+    base: Float[Tensor, " d_model"]
+    base_node: int
+    tail: LinearMap
+
+    def vectors(self, group: Group, index: Tensor) -> Float[Tensor, "top d_model"]:
+        """The chosen parts as they enter the stream."""
+        return carry(self.tail, group.raw(index))
+
+    def dot(self, group: Group, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " part"]:
+        """Inner products of the parts, as they enter, with a direction."""
+        return group.raw_dot(pull_back(self.tail, direction))
+
+
+def entries(decomposition: Decomposition) -> dict[Unit, Entry]:
+    """The entry of every sublayer and embedding."""
+    anatomy, run = decomposition.moment.anatomy, decomposition.evaluated
+    graph = anatomy.graph
+    latest = latest_writes(graph)
+    reads: dict[Unit, int] = {}
+    for read in anatomy.reads:
+        reads.setdefault(read.unit, read.stream_node)
+    found: dict[Unit, Entry] = {}
+    for unit in anatomy.sublayers():
+        indices = anatomy.writes_of(unit)
+        place = next(i for i, node in enumerate(anatomy.spine) if latest[node] >= max(indices))
+        node = anatomy.spine[place]
+        before = reads.get(unit, anatomy.spine[max(place - 1, 0)])
+        base = run.values[before][0].double()
+        if unit.kind == "embedding" and place == 0:
+            base = torch.zeros_like(base)
+        maps = maps_to(graph, node, run, decomposition.moment.gates)
+        tail = maps[anatomy.write_nodes[indices[0]]]
+        if tail is None:
+            tail = LinearMap(torch.ones_like(base)[None])
+        found[unit] = Entry(base, before, tail)
+    return found
+
+

@@ -1,0 +1,114 @@
+"""Warnings: things about a result that its reader should know, each a code, one sentence, and the number behind it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from mainstem.analysis.attribution import Attribution, Scored
+from mainstem.analysis.decompose import Decomposition
+from mainstem.analysis.lens import Lens
+
+SINK_SHARE = 0.5
+CANCELLATION = 0.5
+EARLY = 3
+
+
+@dataclass(frozen=True)
+class Warning:
+    """`code` for programs, `text` for people, `value` the number behind it."""
+
+    code: str
+    text: str
+    value: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sink_warnings(decomposition: Decomposition, values: Sequence[Scored], begins_with_bos: bool) -> list[Warning]:
+    """Attention that goes to the first position: a sink, whose subvalues act as a bias; and what became the sink."""
+    heads = [run for run in decomposition.moment.attention.values() if run.pattern.shape[1] > 1]
+    if not heads or decomposition.position == 0:
+        return []
+    first = torch.cat([run.pattern[:, 0] for run in heads])
+    share, mean = float((first > SINK_SHARE).double().mean()), float(first.mean())
+    found = []
+    if share > 0.2:
+        shown = sum(1 for part in values if part.unit.source == 0)
+        found.append(
+            Warning(
+                "sink",
+                f"{share:.0%} of the heads give more than half of their attention to the first position; "
+                f"its subvalues act as a bias ({shown} of those listed).",
+                round(share, 4),
+            )
+        )
+    if not begins_with_bos and mean > 0.2:
+        found.append(
+            Warning(
+                "first-token",
+                f"no beginning-of-sequence token was added, so the first word is the attention sink "
+                f"(mean weight {mean:.2f}); what it means may be lost.",
+                round(mean, 4),
+            )
+        )
+    return found
+
+
+def tied_warning(decomposition: Decomposition) -> list[Warning]:
+    """Tied embeddings: a token's own embedding reads as that token."""
+    if not decomposition.moment.anatomy.tied:
+        return []
+    return [
+        Warning(
+            "tied",
+            "embedding and unembedding are the same matrix, so the embedding and early layers score high for their "
+            "own token.",
+            1.0,
+        )
+    ]
+
+
+def cancel_warning(attribution: Attribution) -> list[Warning]:
+    """Positive and negative parts that cancel: single parts say little about the sum."""
+    positives, net = attribution.positives, attribution.net
+    if positives <= 0 or net / positives > CANCELLATION:
+        return []
+    return [
+        Warning(
+            "cancel",
+            f"positive parts sum to {positives:.1f} but all parts to {net:.1f}: most of what is written cancels.",
+            round(net / positives, 4),
+        )
+    ]
+
+
+def lens_warning(lens: Lens) -> list[Warning]:
+    """Early states are near uniform under the frozen norm, or peaked under a recomputed one."""
+    if len(lens.units) <= EARLY:
+        return []
+    entropy = lens.entropy()[:EARLY].double()
+    uniform = float(torch.log(torch.tensor(float(lens.logits.shape[-1]))))
+    relative = float(entropy.mean()) / uniform
+    if lens.norm == "frozen" and relative > 0.95:
+        text = f"under the frozen norm early states are near uniform ({relative:.0%} of the largest entropy)."
+    elif lens.norm == "recompute" and relative < 0.3:
+        text = f"under a recomputed norm early states are peaked ({relative:.0%} of the largest entropy): they echo a token."
+    else:
+        return []
+    return [Warning("early-lens", text, round(relative, 4))]
+
+
+def chat_warning(has_template: bool, used: bool) -> list[Warning]:
+    """An instruction-tuned model given a raw prompt."""
+    if not has_template or used:
+        return []
+    return [
+        Warning(
+            "chat",
+            "this model has a chat template and was given raw text; use --chat to ask as it was trained to be asked.",
+            1.0,
+        )
+    ]

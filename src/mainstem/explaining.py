@@ -1,0 +1,300 @@
+"""Putting an explanation together: target, layers, values, account, certificates, warnings.
+
+Each step is one call into the analysis; nothing is computed here that is not computed there.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mainstem.analysis import warnings as warn
+from mainstem.analysis.attribution import Attribution, Scored, attribute, nats, promoted
+from mainstem.analysis.decompose import Decomposition
+from mainstem.analysis.increase import increases
+from mainstem.analysis.lens import lens
+from mainstem.analysis.readout import NormConvention, check_norm
+from mainstem.analysis.recomputed import direct_recomputed
+from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
+from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
+from mainstem.targets import Target
+
+if TYPE_CHECKING:
+    from mainstem.session import Trace
+
+KIND_LEVELS = {
+    "sublayer": "sublayers",
+    "head": "heads",
+    "attention_subvalue": "units",
+    "attention_neuron": "attention_neurons",
+    "ffn_neuron": "units",
+    "expert_neuron": "units",
+}
+DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
+SHOWN_TOKENS = 5
+
+
+def explain(
+    trace: "Trace",
+    target: str | Sequence[str] | Target | None = None,
+    against: str | Sequence[str] = (),
+    position: int = -1,
+    score: str = "direct",
+    norm: NormConvention = "frozen",
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    negative: bool = False,
+    top: int = 10,
+    row: int = 0,
+) -> Explanation:
+    """Who wrote a prediction into the stream.
+
+    Args:
+        trace: the run.
+        target: literal text or `id:N`, several for a set; by default the model's own prediction.
+        against: rivals: then the target's logit minus the mean of theirs is explained.
+        position: the destination, negative from the end.
+        score: `direct` (share of the logit) or `additive` (share of log p + log V), by which values are ranked.
+        norm: `frozen` or `recompute`; only `direct` can be ranked under `recompute`.
+        kinds: which units to list: sublayer, head, attention_subvalue, attention_neuron, ffn_neuron, expert_neuron.
+        negative: list the units that speak against the target.
+        top: how many.
+        row: which prompt of a batch.
+
+    Raises:
+        UsageError and its kinds: if an argument is wrong; LevelRefusedError, CertificateError as in `Trace.decompose`.
+    """
+    _check(score, norm, kinds, top)
+    decompositions = _decompositions(trace, kinds, position, row)
+    main = decompositions["units"]
+    wanted = _target(trace, target, against, position, row)
+    ranked, attributions = _ranked(decompositions, wanted, score, norm, set(kinds), negative, top)
+    certificate = _certificate(trace, main, wanted, row)
+    layers = _layers(trace, decompositions["sublayers"], wanted)
+    token, rivals = _tokens(trace, wanted, position, row)
+    found = _warnings(trace, main, ranked, attributions, row)
+    anatomy, loaded = trace.model.anatomy, trace.model.loaded
+    return Explanation(
+        provenance=trace.model.provenance(),
+        warnings=[w.as_dict() for w in found],
+        model={
+            "name": loaded.name,
+            "n_layers": anatomy.sizes.n_layers,
+            "d_model": anatomy.sizes.d_model,
+            "dtype": loaded.dtype,
+        },
+        prompt={"text": trace.text, "tokens": trace.tokens(row), "ids": trace.ids(row)},
+        position=main.position,
+        target=token,
+        against=rivals,
+        norm=norm,
+        score=score,
+        certificate=certificate,
+        layers=layers,
+        values=_values(trace, decompositions, ranked, wanted, norm, row),
+        kinds=list(kinds),
+        account=_account(decompositions["sublayers"], wanted),
+        search=_search(decompositions, set(kinds)),
+        notes=_notes(trace, wanted, position, row),
+    )
+
+
+def _check(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
+    if score not in ("direct", "additive"):
+        raise ChoiceError("score", score, ("direct", "additive"))
+    check_norm(norm)
+    for kind in kinds:
+        if kind not in KIND_LEVELS:
+            raise ChoiceError("kind", kind, tuple(KIND_LEVELS))
+    if not kinds or top < 1:
+        raise UsageError("nothing to list", None, "Name at least one kind, and --top of at least 1.")
+    if norm == "recompute" and score != "direct":
+        raise UsageError(
+            f"the score {score!r} is defined under the frozen norm only", "--norm recompute",
+            "Use --norm frozen, or --score direct.",
+        )
+
+
+def _decompositions(trace: "Trace", kinds: Sequence[str], position: int, row: int) -> dict[str, Decomposition]:
+    levels = dict.fromkeys(["sublayers", "units", *(KIND_LEVELS[kind] for kind in kinds)])
+    return {level: trace.decompose(level, position, row) for level in levels}  # type: ignore[arg-type]
+
+
+def _target(trace: "Trace", target, against, position: int, row: int) -> Target:
+    if isinstance(target, Target):
+        return target
+    rivals = [against] if isinstance(against, str) else list(against)
+    if target is None:
+        best = int(trace.logits(position, row).argmax())
+        target = f"id:{best}"
+    if trace.model.tokenizer is None:
+        return _target_from_ids(trace, [target] if isinstance(target, str) else list(target), rivals)
+    return trace.model.target(target, rivals)
+
+
+def _target_from_ids(trace: "Trace", texts: list[str], rivals: list[str]) -> Target:
+    def ids(names: list[str]) -> tuple[int, ...]:
+        if not all(name.startswith("id:") and name[3:].isdigit() for name in names):
+            raise UsageError("this model came without a tokenizer", None, "Name tokens by id, as in id:7042.")
+        return tuple(int(name[3:]) for name in names)
+
+    return Target(ids=ids(texts), against=ids(rivals), text=" ".join(texts), against_texts=tuple(rivals))
+
+
+def _ranked(decompositions, target: Target, score: str, norm: str, kinds: set[str], negative: bool, top: int):
+    """The listed units in order, and the attributions they come from."""
+    found: list[Scored] = []
+    attributions: dict[str, Attribution] = {}
+    for level in dict.fromkeys(KIND_LEVELS[kind] for kind in kinds):
+        decomposition = decompositions[level]
+        made = attribute(decomposition, target, score)  # type: ignore[arg-type]
+        if norm == "recompute":
+            recomputed = direct_recomputed(decomposition, target)
+            made = Attribution(made.functional, decomposition, recomputed.scores, recomputed.remainder)
+        attributions[level] = made
+        found.extend(made.top(top, {kind for kind in kinds if KIND_LEVELS[kind] == level}, negative))
+    sign = 1 if negative else -1
+    found.sort(key=lambda part: (sign * part.score, part.unit.sort_key))
+    return found[:top], attributions
+
+
+def _certificate(trace: "Trace", main: Decomposition, target: Target, row: int) -> Certificate:
+    made = main.certificate
+    assert made is not None
+    labels, reads = trace.model.labels, trace.reads(main.position, row)
+    worth = nats(main, made.remainder, target)
+    return Certificate(
+        level=main.level,
+        position=main.position,
+        relative_error=made.relative_error,
+        max_relative_error=max(made.relative_error, float(trace.stream_errors(row).max())),
+        tolerance=made.tolerance,
+        holds=made.holds,
+        parts=made.parts,
+        nats=None if math.isnan(worth) else abs(worth),
+        worst_dimension=made.worst_dimension,
+        labels=CheckSummary(labels.checked, labels.worst, labels.tolerance, labels.holds, labels.where),
+        reads=CheckSummary(reads.checked, reads.worst, reads.tolerance, reads.holds, reads.where),
+        failed=made.failed,
+    )
+
+
+def _layers(trace: "Trace", sublayers: Decomposition, target: Target) -> list[LayerRow]:
+    states = lens(sublayers)
+    ids = torch.tensor(target.ids, device=states.logits.device)
+    course = states.log_probabilities[:, ids].double().logsumexp(-1)
+    direct: dict[str, float] = defaultdict(float)
+    try:
+        made = attribute(sublayers, target)
+        for group, scores in zip(sublayers.groups, made.scores, strict=True):
+            if group.kind in ("sublayer", "embedding"):
+                direct[str(group.units[0])] += float(scores.sum())
+    except LevelRefusedError:
+        direct = {}  # type: ignore[assignment]
+    _, likeliest = states.top(1)
+    rows, before = [], 0.0
+    for i, unit in enumerate(states.units):
+        value = float(course[i])
+        name = str(unit)
+        rows.append(
+            LayerRow(name, value, value - before, direct.get(name), [trace.model.token(int(likeliest[i, 0]))])
+        )
+        before = value
+    return rows
+
+
+def _tokens(trace: "Trace", target: Target, position: int, row: int) -> tuple[Token, list[Token]]:
+    log_p = trace.logits(position, row).double().log_softmax(-1)
+
+    def describe(ids: Sequence[int], text: str) -> Token:
+        value = float(log_p[list(ids)].logsumexp(0))
+        rank = int((log_p > log_p[list(ids)].max()).sum()) + 1
+        return Token(text, ids[0], math.exp(value), value, rank)
+
+    rivals = [describe([token], trace.model.token(token)) for token in target.against]
+    text = " | ".join(trace.model.token(token) for token in target.ids)
+    return describe(target.ids, text), rivals
+
+
+def _values(trace: "Trace", decompositions, ranked: list[Scored], target: Target, norm: NormConvention, row: int):
+    if not ranked:
+        return []
+    main = decompositions["units"]
+    vectors = torch.stack([part.vector() for part in ranked])
+    up, down = promoted(main, vectors, SHOWN_TOKENS)
+    increase: dict[int, float] = {}
+    for decomposition in decompositions.values():
+        own = [i for i, part in enumerate(ranked) if any(part.group is g for g in decomposition.groups)]
+        found = increases(decomposition, [ranked[i] for i in own], target, norm)
+        increase |= dict(zip(own, found, strict=True))
+    shares = {score: attribute(main, target, score).functional for score in ("direct", "additive")}
+    tokens = trace.tokens(row)
+    rows = []
+    for i, part in enumerate(ranked):
+        source = part.unit.source
+        promotes, suppresses = up[i], down[i]
+        rows.append(
+            ValueRow(
+                unit=str(part.unit),
+                kind=part.group.kind,
+                coefficient=part.coefficient,
+                increase=increase.get(i),
+                additive=float(vectors[i] @ shares["additive"].direction),
+                direct=float(vectors[i] @ shares["direct"].direction) if norm == "frozen" else part.score,
+                promotes=[trace.model.token(int(t)) for t in promotes],
+                suppresses=[trace.model.token(int(t)) for t in suppresses],
+                source=tokens[source] if source is not None else None,
+            )
+        )
+    return rows
+
+
+def _account(sublayers: Decomposition, target: Target) -> dict[str, float]:
+    """The target's logit by kind of writer; the entries sum to `total`."""
+    made = attribute(sublayers, target)
+    sums: dict[str, float] = defaultdict(float)
+    for group, scores in zip(sublayers.groups, made.scores, strict=True):
+        kind = group.kind
+        if kind == "sublayer":
+            kind = str(group.units[0]).partition(".")[2].rstrip("23456789")
+        sums[kind] += float(scores.sum())
+    sums["readout"] = sum(made.functional.constants.values())
+    return {**sums, "unexplained": made.unexplained, "total": made.functional.total}
+
+
+def _search(decompositions, kinds: set[str]) -> dict[str, Any]:
+    count = sum(
+        len(group)
+        for level in dict.fromkeys(KIND_LEVELS[kind] for kind in kinds)
+        for group in decompositions[level].groups
+        if group.kind in kinds and KIND_LEVELS[group.kind] == level
+    )
+    return {"units": count, "scored": count, "exact": True, "slack": 0.0}
+
+
+def _notes(trace: "Trace", target: Target, position: int, row: int) -> list[str]:
+    """Where another spelling of the target is ten times likelier."""
+    if target.alternative is None or len(target.ids) != 1:
+        return []
+    log_p = trace.logits(position, row).double().log_softmax(-1)
+    if float(log_p[target.alternative] - log_p[target.ids[0]]) < math.log(10):
+        return []
+    other = float(log_p[target.alternative].exp())
+    return [
+        f"{target.alternative_text!r} is another token and has probability {other:.3g}; "
+        f"{target.text!r} was taken literally."
+    ]
+
+
+def _warnings(trace: "Trace", main: Decomposition, ranked: list[Scored], attributions, row: int):
+    tokenizer = trace.model.tokenizer
+    bos = getattr(tokenizer, "bos_token_id", None)
+    begins = bos is not None and trace.ids(row)[0] == bos
+    found = warn.sink_warnings(main, ranked, begins)
+    found += warn.tied_warning(main)
+    for made in attributions.values():
+        found += warn.cancel_warning(made)
+    found += warn.lens_warning(lens(main))
+    found += warn.chat_warning(bool(getattr(tokenizer, "chat_template", None)), trace.chat)
+    return list({w.code: w for w in found}.values())

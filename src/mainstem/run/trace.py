@@ -1,0 +1,129 @@
+"""A trace: what one run of a model wrote into its stream, kept for the destinations that were asked for.
+
+Asking a trace for another destination runs the model again for it; nothing is approximated. Hook-style names
+(`blocks.5.hook_resid_post`) are accepted for whole tensors.
+"""
+
+import re
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.errors import ChoiceError, NotFiniteError, UnitError
+from mainstem.model.anatomy import Anatomy
+from mainstem.model.graph import evaluate
+from mainstem.run.capture import Captured, capture
+from mainstem.run.inputs import Inputs
+from mainstem.run.moment import Moment, moment
+from mainstem.units import Unit
+
+HOOK = re.compile(r"blocks\.(\d+)\.hook_(resid_pre|resid_post|resid_mid|attn_out|mlp_out)$")
+
+
+class RunTrace:
+    """One run; `captures` hold its destinations.
+
+    Args:
+        module: the model; it is left as it was.
+        anatomy: its anatomy.
+        inputs: the batch.
+        positions: destinations to keep from the first run, negative ones counted from the end.
+    """
+
+    def __init__(self, module: torch.nn.Module, anatomy: Anatomy, inputs: Inputs, positions: Sequence[int]) -> None:
+        self.module, self.anatomy, self.inputs = module, anatomy, inputs
+        self._captures: list[Captured] = []
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}
+        self._run(list(positions))
+
+    def _run(self, positions: list[int]) -> None:
+        destinations = self.inputs.destinations(positions)
+        captured = capture(self.module, self.anatomy, self.inputs.ids, destinations, **self.inputs.forward)
+        _require_finite(self.anatomy, captured, self.inputs.padding)
+        self._captures.append(captured)
+        for row in range(self.inputs.ids.shape[0]):
+            for column, position in enumerate(positions):
+                key = (row, self.inputs.place(position, row))
+                self._known.setdefault(key, (len(self._captures) - 1, column))
+
+    def moment(self, position: int = -1, row: int = 0) -> Moment:
+        """What the run left at one destination; runs the model again if it was not kept.
+
+        Raises:
+            PositionError: if the prompt has no such position.
+        """
+        place = self.inputs.place(position, row)
+        if (row, place) not in self._known:
+            self._run([place - self.inputs.length(row)])
+        which, column = self._known[(row, place)]
+        return moment(self.anatomy, self._captures[which], row, column, self.inputs.padding[row])
+
+    def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
+        """What a sublayer or embedding wrote at every position, before any tail.
+
+        Raises:
+            UnitError: if the model has no such sublayer.
+        """
+        wanted = Unit.parse(unit) if isinstance(unit, str) else unit
+        indices = self.anatomy.writes_of(wanted)
+        if not indices:
+            known = ", ".join(str(u) for u in self.anatomy.sublayers()[:8])
+            raise UnitError(f"the model has no sublayer {wanted}", None, f"It has {known}, ...")
+        return torch.stack([self._tokens(self._captures[0].writes[i], row) for i in indices]).sum(0)
+
+    def stream(self, layer: int, row: int = 0) -> Float[Tensor, "pos d_model"]:
+        """resid_pre of a block: the stream that enters it, at every position; layer n_layers is the final stream."""
+        if layer == len(self.anatomy.blocks):
+            return self._tokens(self._captures[0].stream, row)
+        return self._node(self.anatomy.blocks[layer].input_node, row)
+
+    def _node(self, node: int, row: int) -> Float[Tensor, "pos d_model"]:
+        captured = self._captures[0]
+        writes = [self._tokens(write, row) for write in captured.writes]
+        gates = {gate: self._tokens(value, row) for gate, value in captured.gates.items()}
+        return evaluate(self.anatomy.graph, writes, gates).values[node]
+
+    def _tokens(self, tensor: Tensor, row: int) -> Tensor:
+        return tensor[row, self.inputs.padding[row] :]
+
+    def __getitem__(self, name: str) -> Float[Tensor, "pos d_model"]:
+        """A whole tensor by its hook-style name or a sublayer's address, for the first prompt."""
+        found = HOOK.match(name)
+        if found is None:
+            return self.write(name)
+        layer, what = int(found[1]), found[2]
+        if layer >= len(self.anatomy.blocks):
+            raise UnitError(f"the model has no block {layer}", name, f"Blocks go from 0 to {len(self.anatomy.blocks) - 1}.")
+        if what in ("attn_out", "mlp_out"):
+            return self.write(f"L{layer}.{what.removesuffix('_out')}")
+        if what == "resid_pre":
+            return self.stream(layer)
+        if what == "resid_post":
+            return self.stream(layer + 1)
+        return self._node(self._middle(layer), 0)
+
+    def _middle(self, layer: int) -> int:
+        """The stream after a block's attention, where that is a state of its own."""
+        anatomy = self.anatomy
+        nodes = [n for n in anatomy.spine if str(anatomy.owners[n]) == f"L{layer}.attn"]
+        if not nodes:
+            raise ChoiceError("stream value", f"blocks.{layer}.hook_resid_mid", ("hook_resid_pre", "hook_resid_post"))
+        return nodes[-1]
+
+    @property
+    def first(self) -> Captured:
+        """The capture of the first run."""
+        return self._captures[0]
+
+
+def _require_finite(anatomy: Anatomy, captured: Captured, padding: tuple[int, ...]) -> None:
+    for i, write in enumerate(captured.writes):
+        rows = [tensor[pad:] for tensor, pad in zip(write, padding, strict=True)]
+        if not all(bool(torch.isfinite(row).all()) for row in rows):
+            raise NotFiniteError(
+                f"{anatomy.writes[i].unit} wrote NaN or infinity into the stream",
+                anatomy.writes[i].module,
+                "Check the weights of this layer, or use a wider dtype.",
+            )

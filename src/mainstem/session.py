@@ -1,0 +1,242 @@
+"""The public face: open a model, trace a prompt, ask the trace.
+
+    >>> import mainstem
+    >>> model = mainstem.open("demo")
+    >>> trace = model.trace("The capital of France is")
+    >>> trace.decompose("heads").certificate.holds
+    True
+
+A `Model` holds a module that is never changed and its anatomy, found at first use; a `Trace` holds one run. Everything
+else is in the layers below, which this module only calls.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import mainstem
+from mainstem.analysis.attribution import Attribution, Score, attribute
+from mainstem.analysis.certificate import Check, certify, check_reads, stream_errors
+from mainstem.analysis.decompose import Decomposition, Level, decompose
+from mainstem.analysis.lens import Lens, lens
+from mainstem.analysis.readout import NormConvention
+from mainstem.causal.labels import check_labels
+from mainstem.errors import PromptError
+from mainstem.explaining import explain
+from mainstem.explanation import Explanation, Provenance
+from mainstem.model.anatomy import Anatomy
+from mainstem.model.discovery import discover, probe_ids
+from mainstem.model.loading import LoadedModel, load
+from mainstem.run.inputs import Inputs, base_arguments, make_inputs
+from mainstem.run.trace import RunTrace
+from mainstem.targets import Target, parse_target, token_text
+from mainstem.units import Unit
+
+Prompt = str | Sequence[int]
+
+
+def open(source: str | Path | torch.nn.Module = "demo", *, seed: int = 0, **options: Any) -> "Model":
+    """Opens a model.
+
+    Args:
+        source: `demo`, a Hub id, a local directory, a `.gguf` file, or a loaded module (with `tokenizer=`).
+        seed: of every random choice that an analysis makes.
+        options: dtype, device, device_map, revision, trust_remote_code, allow_pickle, attn_implementation, tokenizer;
+            see `mainstem.model.loading.load`.
+
+    Raises:
+        LoadError: if the model cannot be opened; the message says what to do.
+    """
+    return Model(load(source, **options), seed)
+
+
+class Model:
+    """A causal language model, used in place and never changed."""
+
+    def __init__(self, loaded: LoadedModel, seed: int = 0) -> None:
+        self.loaded = loaded
+        self.seed = seed
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module itself."""
+        return self.loaded.module
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer; None if the model came without one."""
+        return self.loaded.tokenizer
+
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """The structure of the model's stream, discovered when first asked for.
+
+        Raises:
+            RefusedError, ParallelStreamsError: if it cannot be discovered.
+        """
+        return discover(self.module, **base_arguments(self.module))
+
+    @cached_property
+    def labels(self) -> Check:
+        """The labels certificate: random units zeroed in a real run (see `mainstem.causal.labels`)."""
+        ids = probe_ids(self.module)
+        return check_labels(self.module, self.anatomy, ids, seed=self.seed, **base_arguments(self.module))
+
+    def encode(self, prompt: Prompt, chat: bool = False) -> list[int]:
+        """Token ids of a prompt by the tokenizer's own convention; with `chat`, in the model's chat template."""
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.tokenizer is None:
+            raise PromptError("this model came without a tokenizer", None, "Give token ids instead of text.")
+        if not chat:
+            return list(self.tokenizer(prompt)["input_ids"])
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise PromptError("this model has no chat template", None, "Leave out --chat.")
+        messages = [{"role": "user", "content": prompt}]
+        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return list(ids["input_ids"])
+
+    def token(self, token: int) -> str:
+        """A token as text."""
+        return f"id:{token}" if self.tokenizer is None else token_text(self.tokenizer, token)
+
+    def trace(
+        self, prompt: Prompt | Sequence[str], positions: Sequence[int] = (-1,), chat: bool = False
+    ) -> "Trace":
+        """Runs the model on a prompt (text or token ids), or on several texts as one left-padded batch.
+
+        Args:
+            prompt: what to run on.
+            positions: the destinations to keep; others cost another run when they are asked for.
+            chat: whether to wrap text in the model's chat template.
+
+        Raises:
+            PromptError, TokenError, PositionError: if the prompt or a position is not to be had.
+            NotFiniteError: if the run writes NaN; names the layer.
+        """
+        several = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], str)
+        prompts: Sequence[Any] = prompt if several else [prompt]  # type: ignore[assignment]
+        rows = [self.encode(one, chat) for one in prompts]
+        device = next(self.module.parameters()).device
+        pad = getattr(self.tokenizer, "pad_token_id", None) or 0
+        inputs = make_inputs(self.module, rows, self.input_vocabulary, device, pad)
+        return Trace(self, inputs, positions, chat, text=prompts[0] if isinstance(prompts[0], str) else None)
+
+    @cached_property
+    def input_vocabulary(self) -> int:
+        """The number of ids that the embedding knows."""
+        getter = getattr(self.module, "get_input_embeddings", None)
+        table = getter() if getter is not None else None
+        weight = getattr(table, "weight", None)
+        return self.anatomy.sizes.d_vocab if weight is None else int(weight.shape[0])
+
+    def target(self, text: str | Sequence[str], against: str | Sequence[str] = ()) -> Target:
+        """A target from literal text or `id:7042`, with its rivals.
+
+        Raises:
+            TokenError, TargetError: if a text is not one token, or a token is its own rival.
+        """
+        return parse_target(text, self.tokenizer, self.anatomy.sizes.d_vocab, against)
+
+    def explain(self, prompt: Prompt, **options: Any) -> Explanation:
+        """Who wrote a prediction; the options are those of `Trace.explain`, and `chat`."""
+        chat = bool(options.pop("chat", False))
+        position = options.get("position", -1)
+        return self.trace(prompt, positions=(position,), chat=chat).explain(**options)
+
+    def provenance(self) -> Provenance:
+        """Versions, model, dtype, device, seed and date, for every result."""
+        import transformers
+
+        return Provenance(
+            mainstem=mainstem.__version__,
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+            model=self.loaded.name,
+            revision=self.loaded.revision,
+            dtype=self.loaded.dtype,
+            device=self.loaded.device,
+            seed=self.seed,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+class Trace:
+    """One run of a model on a prompt or a batch of prompts."""
+
+    def __init__(
+        self, model: Model, inputs: Inputs, positions: Sequence[int], chat: bool = False, text: str | None = None
+    ) -> None:
+        self.model, self.inputs, self.chat, self.text = model, inputs, chat, text
+        self.run = RunTrace(model.module, model.anatomy, inputs, positions)
+
+    def ids(self, row: int = 0) -> list[int]:
+        """The token ids of one prompt, without padding."""
+        return self.inputs.ids[row, self.inputs.padding[row] :].tolist()
+
+    def tokens(self, row: int = 0) -> list[str]:
+        """The tokens of one prompt as text."""
+        return [self.model.token(token) for token in self.ids(row)]
+
+    def decompose(self, level: Level = "sublayers", position: int = -1, row: int = 0) -> Decomposition:
+        """The stream at one destination as a sum of parts, with its sum certificate.
+
+        Args:
+            level: sublayers, heads, subvalues, attention_neurons, neurons, or units (subvalues and neurons).
+            position: the destination, negative from the end.
+            row: which prompt of a batch.
+
+        Raises:
+            LevelRefusedError: if a sublayer cannot be split so.
+            CertificateError: if the parts are not what the model computed; names the first layer and part.
+        """
+        made = decompose(self.run.moment(position, row), level)
+        certificate = certify(made)
+        certificate.require()
+        return replace(made, certificate=certificate)
+
+    def reads(self, position: int = -1, row: int = 0) -> Check:
+        """The reads certificate at one destination."""
+        return check_reads(decompose(self.run.moment(position, row), "sublayers"))
+
+    def stream_errors(self, row: int = 0) -> Float[Tensor, " pos"]:
+        """The relative error of the sum of all writes at every position."""
+        captured, padding = self.run.first, self.inputs.padding[row]
+        writes = [write[row, padding:] for write in captured.writes]
+        gates = {gate: value[row, padding:] for gate, value in captured.gates.items()}
+        return stream_errors(self.model.anatomy, writes, gates, captured.stream[row, padding:])
+
+    def logits(self, position: int = -1, row: int = 0) -> Float[Tensor, " d_vocab"]:
+        """The model's own logits at one destination."""
+        return self.run.moment(position, row).logits
+
+    def attribute(
+        self, target: Target, level: Level = "units", score: Score = "direct", position: int = -1, row: int = 0
+    ) -> Attribution:
+        """Every part's share of a target under a linear score (`direct` or `additive`), frozen norm."""
+        return attribute(self.decompose(level, position, row), target, score)
+
+    def lens(self, position: int = -1, row: int = 0, norm: NormConvention = "recompute") -> Lens:
+        """The logit lens after every addition to the stream."""
+        return lens(decompose(self.run.moment(position, row), "sublayers"), norm)
+
+    def explain(self, **options: Any) -> Explanation:
+        """Who wrote a prediction; see `mainstem.explaining.explain` for the options."""
+        return explain(self, **options)
+
+    def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
+        """What a sublayer wrote at every position, before post-norms and multipliers."""
+        return self.run.write(unit, row)
+
+    def __getitem__(self, name: str) -> Float[Tensor, "pos d_model"]:
+        """A whole tensor by hook-style name (`blocks.5.hook_resid_post`) or sublayer address."""
+        return self.run[name]
+
+
