@@ -1,0 +1,119 @@
+"""The result of `explain`: who wrote a prediction, with its certificates, as plain data.
+
+The keys of `as_dict` are a contract (schema `mainstem/explain/1`): keys may be added, never renamed.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a result comes from."""
+
+    mainstem: str
+    torch: str
+    transformers: str
+    model: str
+    revision: str | None
+    dtype: str
+    device: str
+    seed: int
+    date: str
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the target or of its rivals at the destination; `rank` from 1."""
+
+    token: str
+    id: int
+    probability: float
+    log_probability: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class CheckSummary:
+    """`checked` things, the worst relative error, its tolerance, whether all hold and, if not, where not."""
+
+    checked: int
+    worst: float
+    tolerance: float
+    holds: bool
+    where: str | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The three certificates of one result."""
+
+    level: str
+    position: int
+    relative_error: float
+    max_relative_error: float
+    tolerance: float
+    holds: bool
+    parts: int
+    nats: float | None
+    worst_dimension: float
+    labels: CheckSummary
+    reads: CheckSummary
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One state of the stream: the target's lens after `unit` wrote, and what that added, in nats."""
+
+    unit: str
+    lens_log_probability: float
+    log_probability_increase: float
+    direct: float | None
+    top: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ValueRow:
+    """One unit that wrote the prediction.
+
+    `coefficient` is the pattern's weight for subvalues, the activation for neurons; `increase` is the log-probability
+    increase in nats, `additive` its share of log p + log V in nats, `direct` its share of the logit.
+    """
+
+    unit: str
+    kind: str
+    coefficient: float
+    increase: float | None
+    additive: float | None
+    direct: float
+    promotes: list[str]
+    suppresses: list[str]
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One prediction explained."""
+
+    provenance: Provenance
+    warnings: list[dict[str, Any]]
+    model: dict[str, Any]
+    prompt: dict[str, Any]
+    position: int
+    target: Token
+    against: list[Token]
+    norm: str
+    score: str
+    certificate: Certificate
+    layers: list[LayerRow]
+    values: list[ValueRow]
+    kinds: list[str]
+    account: dict[str, float]
+    search: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    queries: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document that `--format json` prints."""
+        return {"schema": "mainstem/explain/1", "command": "explain", **asdict(self)}
