@@ -59,7 +59,7 @@ class Attribution:
 
     functional: Functional
     decomposition: Decomposition
-    scores: list[Float[Tensor, " part"]]
+    scores: list[Float[Tensor, " _"]]
     unexplained: float
 
     @property

@@ -26,7 +26,7 @@ CHUNK = 8192
 class Recomputed:
     """Scores by group, aligned with the decomposition's groups, and the part of the logit that they leave out."""
 
-    scores: list[Float[Tensor, " part"]]
+    scores: list[Float[Tensor, " _"]]
     remainder: float
 
 

@@ -27,6 +27,7 @@ from mainstem.model.stream import StreamWalk, find_head, find_root
 PRIMES = (11, 13, 17, 19, 23, 29, 31, 37)
 
 
+@torch.no_grad()
 def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
     """The anatomy of a causal language model.
 
@@ -71,7 +72,7 @@ def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
         readout=readout,
         sizes=_sizes(labelled.writes, len(blocks), walk.width, logits.shape[-1], labelled, reads.query_width),
         tied=_tied(recording, readout.unembedding),
-        causal=is_causal(model, ids, **forward),
+        causal=is_causal(model, ids, logits, **forward),
         positions=_position_scheme(labelled.writes),
         dtype=root.tensor.dtype,
         notes=tuple(labelled.notes),
@@ -180,14 +181,11 @@ def _position_scheme(writes: list[Write]) -> str:
 
 
 @torch.no_grad()
-def is_causal(model: torch.nn.Module, ids: Tensor, **forward: Any) -> bool:
-    """Whether changing the last token leaves the predictions at all earlier positions as they were."""
+def is_causal(model: torch.nn.Module, ids: Tensor, logits: Tensor, **forward: Any) -> bool:
+    """Whether changing the last of `ids` leaves the predictions at all earlier positions as in `logits`."""
     changed = ids.clone()
     changed[0, -1] = ids[0, 0]
-    before, after = (_logits(model(input_ids=x, **forward)) for x in (ids, changed))
+    result = model(input_ids=changed, **forward)
+    before, after = logits, result.logits if hasattr(result, "logits") else result
     scale = before.double().abs().max()
     return bool((before[:, :-1].double() - after[:, :-1].double()).abs().max() <= 1e-3 * scale)
-
-
-def _logits(result: Any) -> Tensor:
-    return result.logits if hasattr(result, "logits") else result
