@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mainstem.model.norms import precision
-from mainstem.model.program import Program
+from mainstem.model.norms import PROBE
+from mainstem.model.program import Program, probe_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,27 +27,24 @@ class Affine:
 
 def affine(program: Program | None, operands: list[Tensor], width: int) -> Affine | None:
     """The affine form of `program` in `operands`, or None. Operands and result have the same number of elements."""
-    if program is None:
+    if program is None or not all(operand.is_floating_point() for operand in operands):
         return None
-    tolerance = 100 * precision(operands[0].dtype)
+    tolerance = 100 * PROBE
     generator = torch.Generator().manual_seed(1)
 
     def run(values: list[Tensor]) -> Tensor:
         return program(*values).double().reshape(-1, width)
 
-    zeros = [torch.zeros_like(o) for o in operands]
+    zeros = [torch.zeros_like(o, dtype=probe_dtype(o.dtype)) for o in operands]
     try:
         constant = run(list(zeros))
         factors = []
         for i, operand in enumerate(operands):
             values = list(zeros)
-            values[i] = torch.ones_like(operand)
+            values[i] = torch.ones_like(zeros[i])
             factors.append(run(values) - constant)
         for size in (1.0, 40.0):
-            probes = [
-                (torch.randn(o.shape, generator=generator) * size).to(dtype=o.dtype, device=o.device)
-                for o in operands
-            ]
+            probes = [(torch.randn(zero.shape, generator=generator) * size).to(zero) for zero in zeros]
             expected = constant.clone()
             magnitude = constant.abs()
             for factor, probe in zip(factors, probes, strict=True):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mainstem.model.anatomy import ExpertSite
 from mainstem.model.behaviour import index_map
-from mainstem.model.norms import precision
-from mainstem.model.program import Program, extract, one_call
+from mainstem.model.norms import PROBE, recorded_error
+from mainstem.model.program import Program, extract, one_call, probe_dtype, probe_like, zeros_like
 from mainstem.model.recorder import Call, Frame, Recording, Value
 from mainstem.model.stream import PRODUCTS
 
@@ -102,7 +102,12 @@ def find_sum(recording: Recording, frame: Frame, site: ExpertSite) -> Value:
         return value
     for value in recording.values:
         call = value.call
-        if call is not None and call.frame is frame and call.name == site.function and call.ordinal == site.ordinal:
+        if (
+            call is not None
+            and call.frame is frame
+            and call.name == site.function
+            and call.ordinal == site.ordinal
+        ):
             return value
     raise Unreadable("the sum over experts is not where the anatomy saw it")
 
@@ -124,22 +129,21 @@ def expert_products(result: Value, inputs: Sequence[Value] = ()) -> list[Value]:
         for operand in call.active_operands():
             if operand.tensor.is_floating_point() and _linear(value, operand):
                 pending.append(operand)
-    return sorted(found.values(), key=lambda value: value.id)
+    return sorted((v for v in found.values() if v.tensor.numel()), key=lambda value: value.id)
 
 
 def _linear(value: Value, operand: Value) -> bool:
     program = one_call(value, [operand])
     if program is None:
         return False
-    generator = torch.Generator().manual_seed(5)
-    a, b = (torch.randn(operand.shape, generator=generator).to(operand.tensor) for _ in range(2))
+    a, b = probe_like(operand, 5), probe_like(operand, 8)
     try:
         zero, one, two, both = (program(x).double() for x in (a * 0, a, b, a + 2 * b))
     except (RuntimeError, TypeError, ValueError, IndexError):
         return False
     expected = one + 2 * two - 2 * zero
     size = one.norm() + two.norm()
-    return bool((both - expected).norm() <= 100 * precision(operand.tensor.dtype) * size + 1e-30)
+    return bool((both - expected).norm() <= 100 * PROBE * size + 1e-30)
 
 
 def _is_gathered_weight(value: Value) -> bool:
@@ -188,7 +192,7 @@ def expert_parts(result: Value, inputs: Sequence[Value] = ()) -> ExpertParts:
 def _weights(program: Program, products: list[Value], width: int) -> tuple[Tensor, list[Tensor]]:
     """What the sum is with all products zero, and each row's factor at each position."""
     counts = [product.tensor.numel() // width for product in products]
-    zeros = [torch.zeros_like(product.tensor).contiguous() for product in products]
+    zeros = [zeros_like(product).contiguous() for product in products]
 
     def run(tensors: list[Tensor]) -> Tensor:
         return program(*tensors).double().reshape(-1, width)
@@ -210,7 +214,7 @@ def _weights(program: Program, products: list[Value], width: int) -> tuple[Tenso
     for weight, probe in zip(weights, random, strict=True):
         expected += weight @ probe.double().reshape(-1, width)
     seen = run(random)
-    if not bool((seen - expected).norm() <= 300 * precision(zeros[0].dtype) * expected.norm()):
+    if not bool((seen - expected).norm() <= 300 * PROBE * expected.norm()):
         raise Unreadable("experts' outputs do not enter the sum row by row")
     return constant, weights
 
@@ -225,7 +229,7 @@ def _rows(product: Value, weight: Tensor, width: int) -> ExpertRows:
     flat, hidden = _hidden(data.tensor, product.tensor, width)
     program = one_call(product, [data])
     assert program is not None
-    bias = program(torch.zeros_like(data.tensor)).reshape(-1, width)
+    bias = program(zeros_like(data)).reshape(-1, width)
     matrix, expert = _matrix(call, data, n_rows, hidden)
     rows = ExpertRows(expert, flat, weight, matrix, False, bias if bias.any() else None)
     for transposed in (False, True):
@@ -314,12 +318,14 @@ def _reproduces(rows: ExpertRows, out: Tensor) -> bool:
         if rows.bias is not None:
             expected = expected + rows.bias[row].double()
         size = expected.norm() + out[row].double().norm()
-        if not bool((expected - out[row].double()).norm() <= 100 * precision(out.dtype) * size):
+        if not bool((expected - out[row].double()).norm() <= recorded_error(out.dtype) * size):
             return False
     return True
 
 
-def zeroed_change(result: Value, position: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor] | None:
+def zeroed_change(
+    result: Value, position: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """A random neuron of a random expert chosen at `position`, zeroed: (seen change, expected change, size).
 
     The change of the sum is computed by running the recorded operations again from the zeroed activation on.
@@ -342,11 +348,14 @@ def zeroed_change(result: Value, position: int, generator: torch.Generator) -> t
     program = extract(result, [data])
     if program is None:
         return None
-    places, _ = _hidden(torch.arange(data.tensor.numel()).reshape(data.shape), product.tensor, result.shape[-1])
-    changed = data.tensor.clone().contiguous()
+    places, _ = _hidden(
+        torch.arange(data.tensor.numel()).reshape(data.shape), product.tensor, result.shape[-1]
+    )
+    plain = data.tensor.to(probe_dtype(data.tensor.dtype))
+    changed = plain.clone(memory_format=torch.contiguous_format)
     changed.view(-1)[int(places[row, neuron])] = 0
     width = result.shape[-1]
-    before = program(data.tensor).double().reshape(-1, width)[position]
+    before = program(plain).double().reshape(-1, width)[position]
     seen = program(changed).double().reshape(-1, width)[position] - before
     part = rows.weight[position, row] * rows.hidden[row, neuron].double() * rows.of(row)[:, neuron].double()
     return seen, -part, before.abs()

@@ -14,9 +14,9 @@ from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import AttentionCore, Write
 from mainstem.model.attention import attention_core
 from mainstem.model.experts import ExpertSum, expert_sum
-from mainstem.model.paths import Path, projection, trace_back
+from mainstem.model.paths import Path, is_attention, projection, trace_back
 from mainstem.model.program import extract
-from mainstem.model.recorder import Frame, Recording, Value
+from mainstem.model.recorder import Call, Frame, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import StreamWalk
 from mainstem.units import Unit
@@ -46,6 +46,7 @@ class _Draft:
     kind: str
     inputs: list[Value]
     experts: ExpertSum | None
+    cores: list[Call] = field(default_factory=list)
 
 
 def label_writes(
@@ -75,37 +76,45 @@ def label_writes(
 
 
 def _draft(leaf: Value, known: set[int], walk: StreamWalk) -> _Draft:
-    path = trace_back(leaf)
-    inputs = _stream_inputs(leaf, known)
+    inputs, inside = _stream_inputs(leaf, known)
     if not inputs:
-        return _Draft(leaf, path, "embed", inputs, None)
-    if path.core is not None:
-        return _Draft(leaf, path, "attn", inputs, None)
-    experts = expert_sum(leaf, inputs) if not path.products else None
-    alone = _by_position(leaf, inputs, walk.positions)
-    return _Draft(leaf, path, "mlp" if alone else "mixer", inputs, experts if alone else None)
+        return _Draft(leaf, trace_back(leaf, False), "embed", inputs, None)
+    if _by_position(leaf, inputs, walk.positions):
+        path = trace_back(leaf, False)
+        return _Draft(leaf, path, "mlp", inputs, expert_sum(leaf, inputs) if not path.products else None)
+    cores = [call for call in inside if is_attention(call)]
+    kind = "attn" if cores else "mixer"
+    return _Draft(leaf, trace_back(leaf, bool(cores)), kind, inputs, None, cores)
 
 
-def _stream_inputs(leaf: Value, known: set[int]) -> list[Value]:
-    """The stream values that a write was computed from."""
+def _stream_inputs(leaf: Value, known: set[int]) -> tuple[list[Value], list[Call]]:
+    """The stream values that a write was computed from, and the calls in between, latest first."""
     found: dict[int, Value] = {}
-    seen: set[int] = set()
+    seen: dict[int, Value] = {}
     pending = [leaf]
     while pending:
         value = pending.pop()
-        if value.id in seen:
+        if value.id in seen or value.id in found:
             continue
-        seen.add(value.id)
         if value.id in known:
             found[value.id] = value
-        elif value.call is not None:
-            pending.extend(value.call.operands())
-    return [found[i] for i in sorted(found)]
+        else:
+            seen[value.id] = value
+            if value.call is not None:
+                pending.extend(value.call.operands())
+    calls = {
+        id(v.call): v.call for _, v in sorted(seen.items(), reverse=True) if v.call is not None and v.active
+    }
+    return [found[i] for i in sorted(found)], list(calls.values())
 
 
 def _by_position(leaf: Value, inputs: list[Value], positions: int) -> bool:
-    """Whether a change of the stream at one position changes the write there alone."""
-    program = extract(leaf, inputs)
+    """Whether a change of the stream at one position changes the write there alone.
+
+    Products that are applied row by row cannot mix positions, and are the only part that costs: they are replaced by
+    something cheap that changes the same rows.
+    """
+    program = extract(leaf, inputs, stand_in=_row_by_row)
     if program is None:
         return False
     try:
@@ -121,6 +130,26 @@ def _by_position(leaf: Value, inputs: list[Value], positions: int) -> bool:
     moved = (before.double() - after.double()).abs().amax(-1)
     others = torch.arange(positions, device=moved.device) != 1
     return bool(moved[1] > 0) and bool(moved[others].max() <= 1e-3 * moved[1])
+
+
+ROW_BY_ROW = frozenset(["linear", "matmul", "__matmul__", "mm", "addmm"])
+
+
+def _row_by_row(call: Call) -> tuple[Value, Any] | None:
+    """For a product of rows with one matrix: its activations, and a cheap function that changes the same rows."""
+    active = call.active_operands()
+    if call.name not in ROW_BY_ROW or len(active) != 1 or len(call.outputs) != 1:
+        return None
+    source, result = active[0].tensor, call.outputs[0].tensor
+    plain = all(o.tensor.dim() <= 2 for o in call.operands() if not o.active)
+    if not plain or source.shape[:-1] != result.shape[:-1] or call.outputs[0].slot != 0:
+        return None
+
+    def cheap(x: torch.Tensor) -> torch.Tensor:
+        change = (x - source.to(x)).mean(-1, keepdim=True)
+        return (result.to(x) * (1 + change) + change).to(result.dtype if x.dtype == source.dtype else x.dtype)
+
+    return active[0], cheap
 
 
 def _block_frame(leaf: Value) -> Frame | None:
@@ -157,7 +186,9 @@ def _embedding_unit(leaf: Value, units: list[Unit]) -> Unit:
     else:
         rows = leaf.tensor.reshape(-1, leaf.shape[-1])
         which = "type" if torch.equal(rows, rows[:1].expand_as(rows)) else "pos"
-    nth = 1 + sum(1 for unit in units if unit == Unit.embedding(which) or str(unit).startswith("embed") and False)
+    nth = 1 + sum(
+        1 for unit in units if unit == Unit.embedding(which) or str(unit).startswith("embed") and False
+    )
     return Unit.embedding(which, nth=nth)
 
 
@@ -165,8 +196,11 @@ def _reads_ids(leaf: Value) -> bool:
     """Whether the table is indexed by the token ids themselves, not by something computed from them."""
     assert leaf.call is not None
     index = next((o for o in leaf.call.active_operands() if not o.tensor.is_floating_point()), None)
-    return index is None or index.call is None or len(torch.unique(index.tensor)) == index.tensor.numel() and (
-        bool((index.tensor.flatten().diff() != 1).any())
+    return (
+        index is None
+        or index.call is None
+        or len(torch.unique(index.tensor)) == index.tensor.numel()
+        and (bool((index.tensor.flatten().diff() != 1).any()))
     )
 
 
@@ -183,6 +217,8 @@ def _write(draft: _Draft, unit: Unit, finder: SiteFinder, positions: int, cores:
         if experts.reason is not None:
             return replace(base, refusals={"neurons": experts.reason})
         return replace(base, experts=experts.site)
+    if draft.kind == "attn" and draft.path.core is None:
+        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, _not_one_attention(draft.cores)))
     found = projection(draft.path)
     if found is None:
         levels = ATTENTION_LEVELS if draft.kind == "attn" else ("neurons",)
@@ -194,6 +230,12 @@ def _write(draft: _Draft, unit: Unit, finder: SiteFinder, positions: int, cores:
     if draft.kind == "mlp":
         return replace(base, neurons=True)
     return _with_attention(base, draft, finder, positions, cores)
+
+
+def _not_one_attention(cores: list[Call]) -> str:
+    if len(cores) > 1:
+        return f"{len(cores)} products of a pattern with values are combined before they are written"
+    return "between attention and the write lies more than matrices, views, factors, gates and norms"
 
 
 def _with_attention(base: Write, draft: _Draft, finder: SiteFinder, positions: int, cores: dict) -> Write:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mainstem.model.program import Program
+from mainstem.model.program import Program, probe_dtype
+from mainstem.model.trees import leaves_of
 
 SCALES = (1.0, 1e-2, 1e-4, 1e-6)
 
@@ -46,9 +47,14 @@ class Norm:
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 
-def precision(dtype: torch.dtype) -> float:
-    """Relative error to expect of a few operations in `dtype`; fp32 inside fp64 models, because stock norms cast."""
-    return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+PROBE = torch.finfo(torch.float32).eps
+"""Relative error to expect of one operation on probes: they run in float32 at least (see `Program`), and stock norms
+compute in float32 in float64 models too."""
+
+
+def recorded_error(dtype: torch.dtype) -> float:
+    """Relative error to allow between a formula and what a few operations in `dtype` gave in the recorded run."""
+    return max(8 * torch.finfo(dtype).eps, 300 * PROBE)
 
 
 def fit_norm(
@@ -65,16 +71,24 @@ def fit_norm(
     """
     if x.shape[-1] != y.shape[-1] or x.numel() != y.numel() or x.numel() // x.shape[-1] < 4:
         return None
-    tolerance = 300 * precision(x.dtype)
+    tolerance, dtype = 300 * PROBE, probe_dtype(x.dtype)
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device) + 0.5
-    for centred in (False, True):
-        try:
-            norm = _fit(run, probe, x, centred, tolerance, constants, numbers)
-        except (RuntimeError, TypeError, ValueError, IndexError):
+    try:
+        large = (probe * 100).to(dtype)
+        seen = run(large).double()
+        if not _close(
+            run(large * 2).double(), seen, 0.1 * tolerance**0.5
+        ):  # nearly blind to its input's size
             return None
-        if norm is not None and _close(norm(x.double()), y.double().reshape(x.shape), tolerance):
-            return norm
+        for centred in (False, True):
+            norm = _fit(run, probe, large, seen, centred, tolerance, constants, numbers)
+            if norm is not None and _close(
+                norm(x.double()), y.double().reshape(x.shape), recorded_error(y.dtype)
+            ):
+                return norm
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
     return None
 
 
@@ -82,13 +96,11 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool((a - b).norm() <= tolerance * b.norm())
 
 
-def _fit(run, probe, x, centred, tolerance, constants, numbers) -> Norm | None:
-    width = x.shape[-1]
+def _fit(run, probe, large, seen, centred, tolerance, constants, numbers) -> Norm | None:
+    width = large.shape[-1]
     plain = Norm(centred, None, None, 0.0)
-    large = probe * 100
-    seen = run(large.to(x.dtype)).double().reshape(-1, width)
-    used = large.to(x.dtype).double().reshape(-1, width)
-    unit = plain(used)
+    seen = seen.reshape(-1, width)
+    unit = plain(large.double().reshape(-1, width))
     mean_unit, mean_seen = unit.mean(0), seen.mean(0)
     spread = (unit - mean_unit).pow(2).mean(0).clamp_min(1e-30)
     gain = ((unit - mean_unit) * (seen - mean_seen)).mean(0) / spread
@@ -99,7 +111,7 @@ def _fit(run, probe, x, centred, tolerance, constants, numbers) -> Norm | None:
         return None
     snapped_gain = _snap(gain, constants, tolerance)
     snapped_bias = _snap_bias(bias, gain, constants, tolerance)
-    eps = _fit_eps(run, probe, x.dtype, plain, gain, bias, numbers)
+    eps = _fit_eps(run, probe, large.dtype, plain, gain, bias, numbers)
     return Norm(centred, snapped_gain, snapped_bias, eps)
 
 
@@ -107,10 +119,9 @@ def _snap(gain: Tensor, constants: list[Tensor], tolerance: float) -> Tensor | N
     """The model's own tensor where it is the gain; None for a gain of one."""
     if torch.allclose(gain, torch.ones_like(gain), rtol=tolerance, atol=tolerance):
         return None
-    for tensor in constants:
-        if tensor.numel() == gain.numel() and _close(tensor.double().reshape(-1), gain, 10 * tolerance):
-            return tensor.detach().reshape(-1)
-    return gain
+    fitting = [t.detach().reshape(-1) for t in constants if t.numel() == gain.numel()]
+    nearest = min(fitting, key=lambda tensor: float((tensor.double() - gain).norm().detach()), default=None)
+    return nearest if nearest is not None and _close(nearest.double(), gain, 10 * tolerance) else gain
 
 
 def _snap_bias(bias: Tensor, gain: Tensor, constants: list[Tensor], tolerance: float) -> Tensor | None:
@@ -128,7 +139,7 @@ def _fit_eps(run, probe, dtype, plain: Norm, gain: Tensor, bias: Tensor, numbers
         centred = plain.centre(small.double().reshape(-1, width)) * gain
         ratio = (out * centred).sum(-1) / centred.pow(2).sum(-1)
         square = plain.centre(small.double().reshape(-1, width)).pow(2).mean(-1)
-        eps = float((1 / ratio.pow(2) - square).median())
+        eps = float((1 / ratio.pow(2) - square).median().detach())
         if eps > 0.02 * float(square.median()):
             close = [n for n in numbers if n > 0 and abs(n - eps) < 0.05 * eps]
             return min(close, key=lambda n: abs(n - eps)) if close else eps
@@ -137,15 +148,13 @@ def _fit_eps(run, probe, dtype, plain: Norm, gain: Tensor, bias: Tensor, numbers
 
 def constants_of(program: Program) -> tuple[list[Tensor], list[float]]:
     """The tensors and numbers that a program's calls use, to take gains and eps from exactly."""
-    from torch.utils._pytree import tree_leaves
-
     tensors, numbers = [], []
     for _, args, kwargs, _ in program.calls:
-        for leaf in tree_leaves((args, kwargs)):
+        for leaf in leaves_of((args, kwargs)):
             if isinstance(leaf, Tensor):
                 tensors.append(leaf)
                 if leaf.numel() == 1:
-                    numbers.append(float(leaf))
+                    numbers.append(float(leaf.detach()))
             elif isinstance(leaf, float):
                 numbers.append(leaf)
     return tensors, numbers

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from mainstem.model.anatomy import Projection
 from mainstem.model.behaviour import affine, index_map
-from mainstem.model.norms import Norm, constants_of, fit_norm, precision
-from mainstem.model.program import extract, one_call
+from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm, recorded_error
+from mainstem.model.program import Program, extract, one_call, probe_dtype, zeros_like
 from mainstem.model.recorder import Call, Value
 from mainstem.model.stream import PRODUCTS, is_weight_product
 
 MAX_STEPS = 60
+CHECKED = 64
 FUSED = "scaled_dot_product_attention"
 
 
@@ -65,16 +66,18 @@ def pattern_operands(call: Call) -> tuple[Value, Value] | None:
         tensor = pattern.tensor
         if tensor.dim() < 2 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
             continue
-        if bool((tensor >= 0).all()) and bool((tensor.double().sum(-1) <= 1 + 300 * precision(tensor.dtype)).all()):
+        slack = max(4 * torch.finfo(tensor.dtype).eps, 300 * PROBE)
+        if bool((tensor >= 0).all()) and bool((tensor.double().sum(-1) <= 1 + slack).all()):
             return pattern, value
     return None
 
 
-def trace_back(value: Value, width_axis: bool = True) -> Path:
-    """The path behind a write."""
-    to_core = _walk(value, through_gates=True, depth=0)
-    if to_core.core is not None:
-        return to_core
+def trace_back(value: Value, attends: bool) -> Path:
+    """The path behind a write; `attends` says whether there is attention to look for."""
+    if attends:
+        to_core = _walk(value, through_gates=True, depth=0)
+        if to_core.core is not None:
+            return to_core
     return _trim(_walk(value, through_gates=False, depth=0))
 
 
@@ -150,12 +153,21 @@ def _gate_step(value: Value, active: list[Value], depth: int) -> PathStep | None
         form = affine(one_call(value, [carrier]), [carrier.tensor], value.shape[-1])
         if form is None or form.constant.any():
             continue
-        expected = gate.tensor.double().expand(value.shape).reshape(form.factors[0].shape)
-        if not torch.allclose(form.factors[0], expected, rtol=100 * precision(value.tensor.dtype), atol=1e-7):
+        if not torch.allclose(
+            form.factors[0], _broadcast(gate, value, form.factors[0]), rtol=100 * PROBE, atol=1e-7
+        ):
             continue
         if _walk(carrier, True, depth + 1).core is not None:
             return PathStep("gate", value, carrier, gate=gate)
     return None
+
+
+def _broadcast(gate: Value, value: Value, like: Tensor) -> Tensor:
+    """The gate's numbers where a product with it would put them; not a number where it does not fit."""
+    try:
+        return gate.tensor.double().expand(value.shape).reshape(like.shape)
+    except RuntimeError:
+        return torch.full_like(like, torch.nan)
 
 
 def _norm_step(value: Value) -> PathStep | None:
@@ -163,7 +175,9 @@ def _norm_step(value: Value) -> PathStep | None:
     frontier = {value.id: value}
     for _ in range(20):
         latest = frontier.pop(max(frontier))
-        if latest.call is None or (latest is not value and (is_weight_product(latest.call) or is_attention(latest.call))):
+        if latest.call is None or (
+            latest is not value and (is_weight_product(latest.call) or is_attention(latest.call))
+        ):
             return None
         frontier |= {o.id: o for o in latest.call.active_operands()}
         if len(frontier) != 1:
@@ -183,7 +197,7 @@ def _norm_step(value: Value) -> PathStep | None:
 def projection(path: Path) -> tuple[Projection, Tensor | None] | None:
     """The matrices from the input of the path's last (earliest) product to the write, and the write's constant part.
 
-    Verified on a probe; None if the piece is not such a map.
+    Verified on what the run computed; None if the piece is not such a map.
     """
     products = path.products
     if not products:
@@ -191,79 +205,123 @@ def projection(path: Path) -> tuple[Projection, Tensor | None] | None:
     steps = path.steps[: products[-1] + 1]
     source = steps[-1].source
     factors: list[Tensor] = []
+    constant: Tensor | None = None
     for step in reversed(steps):
         if step.kind == "product":
-            matrix = weight_matrix(step.value, step.source)
-            if matrix is None:
+            found = linear_map(step.value, step.source)
+            if found is None:
                 return None
-            factors.append(matrix)
+            factors.append(found[0])
+            carried = None if constant is None else found[0].double() @ constant
+            own = None if found[1] is None else found[1].double()
+            constant = own if carried is None else carried if own is None else carried + own
         elif step.kind == "factor" and step.factor is not None:
             factors.append(step.factor)
+            constant = None if constant is None else constant * step.factor.double()
         elif step.kind != "view" or not _keeps_order(step):
             return None
     whole = Projection(tuple(factors))
-    program = extract(path.write, [source])
-    if program is None:
-        return None
     width = path.write.shape[-1]
-    constant = program(torch.zeros_like(source.tensor)).double().reshape(-1, width)
-    probe = torch.randn(source.shape, generator=torch.Generator().manual_seed(3)).to(source.tensor)
-    seen = program(probe).double().reshape(-1, width)
-    expected = whole(probe.double()).reshape(-1, width) + constant
-    close = (seen - expected).norm() <= 100 * precision(source.tensor.dtype) * expected.norm()
-    same = torch.allclose(constant, constant[:1].expand_as(constant), rtol=1e-5, atol=1e-9)
-    if not bool(close) or not same:
+    index = _some(width, path.write.tensor.device)
+    expected = _rows_of(whole, index)(
+        source.tensor.detach().reshape(-1, whole.n_in).to(probe_dtype(source.tensor.dtype))
+    )
+    if constant is not None:
+        expected = expected + constant[index].to(expected)
+    seen = path.write.tensor.reshape(-1, width)[:, index]
+    error = recorded_error(path.write.tensor.dtype)
+    if expected.shape != seen.shape or not bool((seen - expected).norm() <= error * expected.norm()):
         return None
-    return whole, constant[0] if constant.any() else None
+    return whole, constant
+
+
+def _some(width: int, device: torch.device) -> Tensor:
+    """Some channels out of `width`, to compare where comparing all would cost a forward pass."""
+    return torch.linspace(0, width - 1, min(width, CHECKED), device=device).round().long()
+
+
+def _rows_of(whole: Projection, index: Tensor) -> Projection:
+    """The projection to the output channels `index` alone."""
+    factors = list(whole.factors)
+    for i in reversed(range(len(factors))):
+        factors[i] = factors[i][index]
+        if factors[i].dim() == 2:
+            break
+    return Projection(tuple(factors))
 
 
 def _keeps_order(step: PathStep) -> bool:
     same = step.source.tensor.numel() == step.value.tensor.numel()
-    return same and torch.equal(step.source.tensor.reshape(-1), step.value.tensor.reshape(-1).to(step.source.tensor))
+    return same and torch.equal(
+        step.source.tensor.reshape(-1), step.value.tensor.reshape(-1).to(step.source.tensor)
+    )
 
 
-def weight_matrix(value: Value, source: Value) -> Tensor | None:
-    """The matrix [out, in] of a product with a weight: the model's own tensor, or, failing that, measured."""
+def linear_map(value: Value, source: Value) -> tuple[Tensor, Tensor | None] | None:
+    """The matrix [out, in] and the constant [out] of a product with a weight, row by row.
+
+    A row of the result is its last axis; a row of `source` is as many of its numbers as there are for each row of the
+    result (several axes, where the product sums over several). The matrix is the model's own tensor, or, where none
+    acts like the product did in the run, measured. None if it is no such map.
+    """
     call = value.call
-    assert call is not None
-    n_in, n_out = source.shape[-1], value.shape[-1]
+    program = one_call(value, [source])
+    rows = value.tensor.numel() // max(value.shape[-1], 1)
+    if call is None or program is None or rows == 0 or source.tensor.numel() % rows:
+        return None
+    n_in, n_out = source.tensor.numel() // rows, value.shape[-1]
+    constant = _constant(program, call, source, rows, n_out)
+    if constant is None:
+        return None
+    flat = source.tensor.detach().reshape(rows, n_in).to(probe_dtype(source.tensor.dtype))
+    index = _some(n_out, value.tensor.device)
+    seen = value.tensor.reshape(rows, n_out)[:, index].to(flat) - constant[index].to(flat)
+
+    def acts(matrix: Tensor) -> bool:
+        expected = flat @ matrix[index].to(flat).T
+        return bool((seen - expected).norm() <= recorded_error(value.tensor.dtype) * expected.norm())
+
+    bias = constant if constant.any() else None
     for operand in call.operands():
         tensor = operand.tensor
-        if operand.active or tensor.dim() < 2 or tensor.numel() != n_in * n_out:
+        if (
+            operand.active
+            or tensor.dim() < 2
+            or tensor.numel() != n_in * n_out
+            or not tensor.is_floating_point()
+        ):
             continue
-        flat = tensor.squeeze()
-        for matrix in (flat, flat.T) if flat.dim() == 2 else ():
-            if matrix.shape == (n_out, n_in) and _acts_as(value, source, matrix):
-                return matrix.detach()
-    return _measured(value, source, n_in)
+        for matrix in (tensor.reshape(n_out, n_in), tensor.reshape(n_in, n_out).T):
+            if acts(matrix):
+                return matrix.detach(), bias
+    matrix = _measured(program, source, constant.expand(rows, -1), n_in)
+    return (matrix, bias) if matrix is not None and acts(matrix) else None
 
 
-def _acts_as(value: Value, source: Value, matrix: Tensor) -> bool:
-    program = one_call(value, [source])
-    if program is None:
-        return False
-    probe = torch.randn(source.shape, generator=torch.Generator().manual_seed(4)).to(source.tensor)
-    zero = program(torch.zeros_like(source.tensor))
-    seen = (program(probe) - zero).double().reshape(-1, matrix.shape[0])
-    expected = probe.double().reshape(-1, matrix.shape[1]) @ matrix.double().T
-    return bool((seen - expected).norm() <= 100 * precision(source.tensor.dtype) * expected.norm())
-
-
-def _measured(value: Value, source: Value, n_in: int) -> Tensor | None:
-    """The matrix by running the product on unit vectors, as many at a time as the recording has positions."""
-    program = one_call(value, [source])
-    if program is None or n_in > 65536:
+def _constant(program: Program, call: Call, source: Value, rows: int, n_out: int) -> Tensor | None:
+    """[out] what the product gives for zeros; None if it is not the same for every row."""
+    if len(call.operands()) == 2:  # a product of two factors has none
+        return torch.zeros(n_out, dtype=probe_dtype(source.tensor.dtype), device=source.tensor.device)
+    try:
+        constant = program(zeros_like(source)).detach().reshape(rows, n_out)
+    except (RuntimeError, TypeError, ValueError, IndexError):
         return None
-    rows = source.tensor.numel() // n_in
-    zero = program(torch.zeros_like(source.tensor))
+    return constant[0].clone() if torch.equal(constant, constant[:1].expand_as(constant)) else None
+
+
+def _measured(program: Program, source: Value, constant: Tensor, n_in: int) -> Tensor | None:
+    """The matrix by running the product on unit vectors, as many at a time as it has rows."""
+    if n_in > 65536:
+        return None
+    rows = constant.shape[0]
     columns = []
     for start in range(0, n_in, rows):
-        probe = torch.zeros(rows, n_in, dtype=source.tensor.dtype, device=source.tensor.device)
+        probe = zeros_like(source).reshape(rows, n_in)
         count = min(rows, n_in - start)
         probe[torch.arange(count), start + torch.arange(count)] = 1
-        out = (program(probe.reshape(source.shape)) - zero).reshape(-1, value.shape[-1])
-        if out.shape[0] != rows:
+        try:
+            out = program(probe.reshape(source.shape))
+        except (RuntimeError, TypeError, ValueError, IndexError):
             return None
-        columns.append(out[:count])
-    matrix = torch.cat(columns).T.contiguous()
-    return matrix if _acts_as(value, source, matrix) else None
+        columns.append((out.reshape(constant.shape) - constant)[:count])
+    return torch.cat(columns).T.contiguous().to(source.tensor.dtype)

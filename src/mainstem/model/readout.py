@@ -5,20 +5,23 @@ from torch import Tensor
 
 from mainstem.model.anatomy import Projection, Readout
 from mainstem.model.behaviour import affine
-from mainstem.model.norms import Norm, constants_of, fit_norm, precision
-from mainstem.model.paths import weight_matrix
-from mainstem.model.program import extract, one_call
+from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
+from mainstem.model.paths import linear_map
+from mainstem.model.program import extract, probe_dtype
 from mainstem.model.recorder import Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import is_weight_product
 
 
-def find_readout(root: Value, head_input: Value, product: Value, logits: Value, finder: SiteFinder, n: int) -> Readout:
+def find_readout(
+    root: Value, head_input: Value, product: Value, logits: Value, finder: SiteFinder, n: int
+) -> Readout:
     """The readout between `root` and `logits`; `product` is the product of `head_input` with the unembedding."""
-    unembedding = weight_matrix(product, head_input)
+    head = linear_map(product, head_input)
+    unembedding, own = head if head is not None else (None, None)
     reason = None if unembedding is not None else "the unembedding is no matrix that can be read"
     norm, before, why = _before_head(root, head_input)
-    scale, bias, softcap, after = _after_head(head_input, product, logits)
+    scale, bias, softcap, after = _after_head(own, product, logits)
     reason = reason or why or after
     program = extract(logits, [root]) if reason else None
     return Readout(
@@ -58,11 +61,10 @@ def _before_head(root: Value, head_input: Value) -> tuple[Norm | None, Projectio
         if call is None or not is_weight_product(call) or len(call.active_operands()) != 1:
             break
         source = call.active_operands()[0]
-        matrix = weight_matrix(value, source)
-        zero = one_call(value, [source])
-        if matrix is None or zero is None or zero(torch.zeros_like(source.tensor)).any():
+        found = linear_map(value, source)
+        if found is None or found[1] is not None:
             break
-        before.append(matrix)
+        before.append(found[0])
         value = source
     return None, None, "between the stream and the unembedding lies more than a norm and a projection"
 
@@ -71,12 +73,12 @@ def _projection(matrices: list[Tensor]) -> Projection | None:
     return Projection(tuple(reversed(matrices))) if matrices else None
 
 
-def _after_head(head_input: Value, product: Value, logits: Value):
+def _after_head(own: Tensor | None, product: Value, logits: Value):
     """(scale, bias [d_vocab], softcap, reason): how the product with the unembedding becomes the logits."""
     width = product.shape[-1]
-    single = one_call(product, [head_input])
-    assert single is not None
-    own = single(torch.zeros_like(head_input.tensor)).double().reshape(-1, width)[0]
+    own = (
+        torch.zeros(width, dtype=torch.float64, device=product.tensor.device) if own is None else own.double()
+    )
     scale, softcap, offset = 1.0, None, torch.zeros_like(own)
     if logits is not product:
         program = extract(logits, [product])
@@ -101,13 +103,14 @@ def _constant(factor: Tensor) -> bool:
 def _fit_softcap(program, product: Value) -> tuple[float, float] | None:
     """(scale, cap) of cap * tanh(scale * u / cap)."""
     like = product.tensor
-    cap = float(program(torch.full_like(like, 1e6)).flatten()[0])
-    tiny = torch.full_like(like, cap * 1e-3)
+    dtype = probe_dtype(like.dtype)
+    cap = float(program(torch.full_like(like, 1e6, dtype=dtype)).flatten()[0])
+    tiny = torch.full_like(like, cap * 1e-3, dtype=dtype)
     if not cap > 0:
         return None
     scale = float(torch.atanh(program(tiny).double().flatten()[0] / cap) / 1e-3)
-    probe = (torch.linspace(-3, 3, like.numel()) * cap / max(scale, 1e-9)).to(like).reshape(like.shape)
+    probe = (torch.linspace(-3, 3, like.numel()) * cap / max(scale, 1e-9)).to(tiny).reshape(like.shape)
     expected = cap * torch.tanh(scale * probe.double() / cap)
     seen = program(probe).double()
-    fits = (seen - expected).abs().max() <= 100 * precision(like.dtype) * cap
+    fits = (seen - expected).abs().max() <= 100 * PROBE * cap
     return (scale if abs(scale - 1) > 1e-4 else 1.0, cap) if bool(fits) else None

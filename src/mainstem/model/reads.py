@@ -7,14 +7,12 @@ The role of a matrix is where its result goes: to attention's query, key or valu
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from mainstem.model.anatomy import Read
 from mainstem.model.behaviour import index_map
 from mainstem.model.labels import Labelled
-from mainstem.model.norms import Norm, constants_of, fit_norm
-from mainstem.model.paths import FUSED, Path, pattern_operands, weight_matrix
-from mainstem.model.program import extract, one_call
+from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
+from mainstem.model.paths import FUSED, Path, linear_map, pattern_operands
+from mainstem.model.program import Program, dependents, extract, one_call, probe_like
 from mainstem.model.recorder import Call, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import PRODUCTS, StreamWalk, is_weight_product
@@ -31,7 +29,8 @@ class Reads:
 
     def finish(self, node_of: Mapping[int, int]) -> list[Read]:
         return [
-            replace(read, node=node_of[value.id], stream_node=node_of[stream.id]) for read, value, stream in self.found
+            replace(read, node=node_of[value.id], stream_node=node_of[stream.id])
+            for read, value, stream in self.found
         ]
 
 
@@ -125,7 +124,9 @@ def attention_operands(core: Call) -> dict[str, Value]:
     """query, key and value of an attention product, as far as they can be seen."""
     if core.name == FUSED:
         names = ("query", "key", "value")
-        bound = dict(zip(names, core.args, strict=False)) | {k: v for k, v in core.kwargs.items() if k in names}
+        bound = dict(zip(names, core.args, strict=False)) | {
+            k: v for k, v in core.kwargs.items() if k in names
+        }
         return {name: value for name, value in bound.items() if isinstance(value, Value)}
     found = pattern_operands(core)
     assert found is not None
@@ -197,11 +198,10 @@ def _reaches_product_by_views(value: Value) -> bool:
 def _read(
     value: Value, source: Value, walk: StreamWalk, resolver: _Resolver, roles: _Roles, finder: SiteFinder
 ) -> tuple[Read, Value, Value] | None:
-    matrix = weight_matrix(value, source)
-    program = one_call(value, [source])
-    if matrix is None or program is None:
+    found = linear_map(value, source)
+    if found is None:
         return None
-    bias = program(torch.zeros_like(source.tensor)).double().reshape(-1, value.shape[-1])[0]
+    matrix, bias = found
     norm, stream = resolver.behind_norm(source)
     assert value.call is not None
     operand = roles.operands.get(value.id)
@@ -212,29 +212,37 @@ def _read(
         stream_node=-1,
         norm=norm,
         weight=matrix,
-        bias=bias if bias.any() else None,
+        bias=None if bias is None else bias.double(),
         module=value.call.frame.path if value.call.frame is not None else "",
         site=finder.site(value),
         dtype=value.tensor.dtype,
-        head_norm=None if operand is None or roles.roles[value.id] == ["value"] else _head_norm(operand, value),
+        head_norm=None
+        if operand is None or roles.roles[value.id] == ["value"]
+        else _head_norm(operand, value),
     )
     return read, source, stream
 
 
 def _head_norm(operand: Value, product: Value) -> Norm | None:
     """The norm of queries or keys between their projection and attention, if there is one."""
-    current = operand
-    pending, seen = [current], 0
-    while pending and seen < 40:
-        value = pending.pop(0)
-        seen += 1
-        if value.id <= product.id or value.call is None:
-            continue
+    whole = extract(operand, [product])
+    if whole is None or _linear(whole, product):
+        return None
+    for value in reversed(dependents(operand, [product])):
         norm = _norm_at(value, product)
         if norm is not None:
             return norm
-        pending.extend(value.call.active_operands())
     return None
+
+
+def _linear(program: Program, source: Value) -> bool:
+    """Whether twice the input gives twice the result: then there is no norm in between."""
+    probe = probe_like(source, 7)
+    try:
+        one, two = program(probe), program(2 * probe)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return bool((two - 2 * one).norm() <= 100 * PROBE * one.norm())
 
 
 def _norm_at(value: Value, product: Value) -> Norm | None:
@@ -252,5 +260,3 @@ def _norm_at(value: Value, product: Value) -> Norm | None:
                     return None
                 return fit_norm(program, source.tensor, value.tensor, *constants_of(program))
     return None
-
-

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from mainstem.model.hooks import around_call, function_name, watch_calls
+from mainstem.model.trees import leaves_of, map_leaves
 
 
 @dataclass(eq=False, slots=True)
@@ -76,17 +77,24 @@ class Call:
     frame: Frame | None
     ordinal: int
     outputs: list[Value] = field(default_factory=list)
+    _operands: list[Value] = field(init=False)
+    _active: list[Value] = field(init=False)
+
+    def __post_init__(self) -> None:
+        seen: dict[int, Value] = {}
+        for leaf in leaves_of((self.args, self.kwargs)):
+            if isinstance(leaf, Value):
+                seen.setdefault(leaf.id, leaf)
+        self._operands = list(seen.values())
+        self._active = [value for value in self._operands if value.active]
 
     def operands(self) -> list[Value]:
         """Distinct values among the arguments, in their order."""
-        seen: dict[int, Value] = {}
-        for leaf in tree_leaves((self.args, self.kwargs)):
-            if isinstance(leaf, Value):
-                seen.setdefault(leaf.id, leaf)
-        return list(seen.values())
+        return list(self._operands)
 
     def active_operands(self) -> list[Value]:
-        return [value for value in self.operands() if value.active]
+        """Those of them that depend on the token ids."""
+        return list(self._active)
 
 
 @dataclass(eq=False)
@@ -161,7 +169,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name = function_name(func)
         ordinals = self._count(name)
         if any(torch._C._functorch.is_functorch_wrapped_tensor(leaf) for leaf in leaves):
@@ -171,7 +179,7 @@ class Recorder(TorchFunctionMode):
         operands = {id(leaf): self.lookup(leaf) for leaf in leaves}
         versions = {id(leaf): _version(leaf) for leaf in leaves}
         result = func(*args, **kwargs)
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in leaves_of(result) if isinstance(leaf, torch.Tensor)]
         changed = [leaf for leaf in leaves if _version(leaf) != versions[id(leaf)]]
         if not results and not changed:
             return result
@@ -179,7 +187,7 @@ class Recorder(TorchFunctionMode):
         def swap(leaf):
             return operands[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf
 
-        call = Call(name, func, tree_map(swap, args), tree_map(swap, kwargs), self.frame, ordinals)
+        call = Call(name, func, map_leaves(swap, args), map_leaves(swap, kwargs), self.frame, ordinals)
         active = any(value.active for value in operands.values())
         self._register(call, leaves, changed, results, active)
         return result

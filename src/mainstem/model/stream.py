@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mainstem.errors import ParallelStreamsError, RefusedError
 from mainstem.model.behaviour import Affine, affine, index_map
-from mainstem.model.norms import Norm, constants_of, fit_norm, precision
+from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
 from mainstem.model.program import extract, one_call
 from mainstem.model.recorder import Call, Recording, Value
 
@@ -117,7 +117,11 @@ class StreamWalk:
         assert value.call is not None
         for operand in value.call.operands():
             tensor = operand.tensor
-            if not operand.active and tensor.numel() == self.width and torch.allclose(tensor.double().reshape(-1), bias):
+            if (
+                not operand.active
+                and tensor.numel() == self.width
+                and torch.allclose(tensor.double().reshape(-1), bias)
+            ):
                 return tensor.detach().reshape(-1)
         return bias
 
@@ -131,7 +135,7 @@ class StreamWalk:
             for power in (1, -1):
                 ratio = factor / seen if power > 0 else factor * seen
                 constant = float(ratio.median())
-                if torch.allclose(ratio, torch.full_like(ratio, constant), rtol=100 * precision(other.tensor.dtype)):
+                if torch.allclose(ratio, torch.full_like(ratio, constant), rtol=100 * PROBE):
                     return StepTerm(operand, 1.0, other, power, 1.0 if abs(constant - 1) < 1e-5 else constant)
         return None
 
@@ -206,6 +210,7 @@ def _same_everywhere(rows: Tensor) -> bool:
 
 
 def _constant(row: Tensor) -> Tensor | float:
+    row = row.detach()
     first = float(row[0])
     if torch.allclose(row, torch.full_like(row, first), rtol=1e-6, atol=0):
         return float(round(first)) if abs(first - round(first)) < 1e-6 else first
@@ -228,9 +233,14 @@ def find_head(recording: Recording, logits: Tensor) -> tuple[Value, Value, Value
             break
         active = value.call.active_operands()
         value = active[0] if len(active) == 1 else None
-    where = start.call.frame.path if start is not None and start.call is not None and start.call.frame else "logits"
+    where = (
+        start.call.frame.path
+        if start is not None and start.call is not None and start.call.frame
+        else "logits"
+    )
     raise RefusedError(
-        "the logits are not a function of one product with an unembedding matrix", where or "logits",
+        "the logits are not a function of one product with an unembedding matrix",
+        where or "logits",
         "Mainstem reads predictions through that product; this model has none that it can see.",
     )
 
@@ -278,11 +288,13 @@ def _no_stream(walk: StreamWalk, value: Value) -> RefusedError:
     if several:
         count = several[0].tensor.numel() // walk.size
         return ParallelStreamsError(
-            f"this model keeps {count} parallel residual streams", where,
+            f"this model keeps {count} parallel residual streams",
+            where,
             "Mainstem accounts for one stream; use a model whose blocks add to a single one.",
         )
     return RefusedError(
-        "no sum of two stream values leads to the unembedding", where,
+        "no sum of two stream values leads to the unembedding",
+        where,
         "The model has no residual stream that can be seen in its operations.",
     )
 

@@ -1,0 +1,44 @@
+"""Arguments and results of torch functions as trees of tuples, lists and dictionaries, walked fast.
+
+A discovery takes apart tens of thousands of argument lists. PyTorch's own tree functions look each node up in a registry
+of types; plain containers need none of that. The order of leaves is the same as theirs, so positions found with one can
+be used with the other. Limits: objects of other types are leaves, also where PyTorch would open them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """Everything in `tree` that is no tuple, list or dictionary, in order."""
+    found: list[Any] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Any]) -> None:
+    if isinstance(tree, tuple | list):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    else:
+        found.append(tree)
+
+
+def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with every leaf replaced by what `change` makes of it; kinds of tuples that hold no change are kept."""
+    kind = type(tree)
+    if kind is tuple:
+        return tuple([map_leaves(change, item) for item in tree])
+    if kind is list:
+        return [map_leaves(change, item) for item in tree]
+    if isinstance(tree, dict):
+        return {key: map_leaves(change, item) for key, item in tree.items()}
+    if isinstance(
+        tree, tuple | list
+    ):  # sizes and named tuples: rebuilt as they were, where nothing in them changes
+        new = [map_leaves(change, item) for item in tree]
+        return tree if all(a is b for a, b in zip(new, tree, strict=True)) else tuple(new)
+    return change(tree)
