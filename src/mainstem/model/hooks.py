@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mainstem.model.trees import leaves_of, map_leaves
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Site:
         where: "input" or "output" of the module, or "arguments" or "result" of a function called inside it.
         slot: which leaf of the inputs, outputs, arguments or results.
         function: the name of the function, for "arguments" and "result".
-        ordinal: which call of that function inside the module's call, nested modules included.
+        ordinal: which call of that function inside the module's call, calls in nested modules not counted (how many
+            those make may depend on the tokens, as where experts are chosen).
         overwritten: whether the model changes the tensor in place later, so that a copy must be kept.
         positions_first: whether the value's axes are position, batch, ... instead of batch, position, ...
     """
@@ -63,20 +65,25 @@ def function_name(func: Any) -> str:
 
 def _apply(taps: list[Tap], tree: Any) -> Any | None:
     """Shows the leaves of `tree` to every tap; the rebuilt tree if one of them replaced a leaf, else None."""
-    leaves, structure = tree_flatten(tree)
+    leaves = leaves_of(tree)
     replaced = False
-    for tap in taps:
-        new = tap(leaves)
-        if new is not None:
-            leaves, replaced = new, True
-    return tree_unflatten(leaves, structure) if replaced else None
+    with torch._C.DisableTorchFunction():  # what taps compute is not what the model computes, and is not counted
+        for tap in taps:
+            new = tap(leaves)
+            if new is not None:
+                leaves, replaced = new, True
+    if not replaced:
+        return None
+    fresh = iter(leaves)
+    return map_leaves(lambda old: next(fresh), tree)
 
 
 class _FunctionTaps(TorchFunctionMode):
     """Counts the functions called inside one module call and shows the tapped ones."""
 
-    def __init__(self, taps: Mapping[tuple[str, str, int], list[Tap]]) -> None:
+    def __init__(self, owner: "_ModuleTaps", taps: Mapping[tuple[str, str, int], list[Tap]]) -> None:
         super().__init__()
+        self.owner = owner
         self.taps = taps
         self.names = {name for _, name, _ in taps}
         self.counts: Counter[str] = Counter()
@@ -84,7 +91,7 @@ class _FunctionTaps(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = function_name(func)
-        if name not in self.names:
+        if self.owner.nested or name not in self.names:
             return func(*args, **kwargs)
         ordinal = self.counts[name]
         self.counts[name] += 1
@@ -107,6 +114,7 @@ class _ModuleTaps:
 
     def __init__(self, taps: list[tuple[Site, Tap]]) -> None:
         self.calls = 0
+        self.nested = 0
         self.open: list[tuple[int, _FunctionTaps | None]] = []
         self.boundary: dict[tuple[str, int], list[Tap]] = defaultdict(list)
         self.inside: dict[int, dict[tuple[str, str, int], list[Tap]]] = defaultdict(lambda: defaultdict(list))
@@ -118,13 +126,19 @@ class _ModuleTaps:
 
     def before(self, module, args, kwargs):
         call, self.calls = self.calls, self.calls + 1
-        mode = _FunctionTaps(self.inside[call]) if call in self.inside else None
+        mode = _FunctionTaps(self, self.inside[call]) if call in self.inside else None
         self.open.append((call, mode))
         taps = self.boundary.get(("input", call))
         new = _apply(taps, (args, kwargs)) if taps else None
         if mode is not None:
             mode.__enter__()
         return new
+
+    def enter_nested(self, module, args) -> None:
+        self.nested += 1
+
+    def leave_nested(self, module, args, output) -> None:
+        self.nested = max(0, self.nested - 1)
 
     def after(self, module, args, output):
         if not self.open:  # the call never got past another hook
@@ -153,6 +167,10 @@ def tapped(model: torch.nn.Module, taps: list[tuple[Site, Tap]]) -> Iterator[Non
             stack.callback(_close_modes, handler)
             stack.callback(module.register_forward_pre_hook(handler.before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(handler.after, always_call=True).remove)
+            for inner in module.modules() if handler.inside else ():
+                if inner is not module:
+                    stack.callback(inner.register_forward_pre_hook(handler.enter_nested).remove)
+                    stack.callback(inner.register_forward_hook(handler.leave_nested, always_call=True).remove)
         yield
 
 

@@ -67,7 +67,7 @@ def pattern_operands(call: Call) -> tuple[Value, Value] | None:
         if tensor.dim() < 2 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
             continue
         slack = max(4 * torch.finfo(tensor.dtype).eps, 300 * PROBE)
-        if bool((tensor >= 0).all()) and bool((tensor.double().sum(-1) <= 1 + slack).all()):
+        if bool((tensor >= 0).all()) and tensor.any() and bool((tensor.double().sum(-1) <= 1 + slack).all()):
             return pattern, value
     return None
 

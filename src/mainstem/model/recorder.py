@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from mainstem.model.hooks import around_call, function_name, watch_calls
 from mainstem.model.trees import leaves_of, map_leaves
@@ -193,13 +192,10 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _count(self, name: str) -> int:
-        """Counts the call in every open frame; its ordinal in the innermost one."""
-        if self.frame is None:
-            self.calls[name] += 1
-            return self.calls[name] - 1
-        for frame in self.frame.stack():
-            frame.counts[name] += 1
-        return self.frame.counts[name] - 1
+        """Counts the call in the innermost module call; how many of its name came before it there."""
+        counts = self.calls if self.frame is None else self.frame.counts
+        counts[name] += 1
+        return counts[name] - 1
 
     def _register(self, call, leaves, changed, results, active) -> None:
         done: set[int] = set()
@@ -230,10 +226,10 @@ class Recorder(TorchFunctionMode):
             self.frame = self.frame.parent
 
     def _boundary(self, tree: Any) -> list[Value | None]:
-        return [self.lookup(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(tree)]
+        return [self.lookup(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves_of(tree)]
 
     def recording(self, result: Any) -> Recording:
-        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves_of(result) if isinstance(leaf, torch.Tensor)]
         return Recording(self.values, self.frames, {id(t): self.lookup(t) for t in tensors}, result)
 
 
@@ -275,7 +271,7 @@ def recorded_call(
 
     def enter(inputs: Any) -> None:
         module = dict(model.named_modules())[path]
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves_of(inputs) if isinstance(leaf, torch.Tensor)]
         recorder = Recorder(module, tensors)
         recorder.enter("", module, inputs)
         stack = ExitStack()

@@ -74,7 +74,7 @@ class _Keeper:
 
     def by_token(self, tensor: Tensor, site: Site) -> Tensor:
         """[batch, positions, rest] of what is at a site, expanded where the model computes it once for all rows."""
-        if site.positions_first:
+        if site.positions_first and tensor.shape[:2] == (self.positions, self.batch):
             tensor = tensor.transpose(0, 1)
         if self.batch > 1 and (tensor.shape[0] == 1 or tensor.shape[:-1] == (self.positions,)):
             return tensor.reshape(1, self.positions, -1).expand(self.batch, -1, -1)
@@ -231,7 +231,7 @@ def _at_rows(parts: ExpertParts, rows: Int[Tensor, " pair"]) -> ExpertParts:
             bias = None if product.bias is None else product.bias[used].clone()
             kept.append(
                 ExpertRows(
-                    product.expert[used], product.hidden[used].clone(), weight[:, used], product.matrix,
+                    product.expert[used], product.hidden[used].clone(), weight[:, used], product.matrix.detach(),
                     product.transposed, bias,
                 )
             )
