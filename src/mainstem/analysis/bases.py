@@ -13,10 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition
-from mainstem.analysis.parts import Group, carry, pull_back
+from mainstem.analysis.parts import Directions, Group, Scores, carry, pull_back
 from mainstem.model.graph import LinearMap, maps_to
 from mainstem.model.spine import latest_writes
 from mainstem.units import Unit
+
+CHUNK = 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +33,20 @@ class Entry:
         """The chosen parts as they enter the stream."""
         return carry(self.tail, group.raw(index))
 
-    def dot(self, group: Group, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " part"]:
-        """Inner products of the parts, as they enter, with a direction."""
+    def dot(self, group: Group, direction: Directions) -> Scores:
+        """Inner products of the parts, as they enter, with a direction or several."""
         return group.raw_dot(pull_back(self.tail, direction))
+
+    def squares(self, group: Group, centred: bool) -> Float[Tensor, " part"]:
+        """Squared norms of the parts as they enter, of their centred form where the norm centres; in chunks."""
+        out = []
+        for start in range(0, len(group), CHUNK):
+            index = torch.arange(start, min(start + CHUNK, len(group)), device=self.base.device)
+            vectors = self.vectors(group, index)
+            if centred:
+                vectors = vectors - vectors.mean(-1, keepdim=True)
+            out.append(vectors.pow(2).sum(-1))
+        return torch.cat(out)
 
 
 def entries(decomposition: Decomposition) -> dict[Unit, Entry]:

@@ -75,7 +75,7 @@ def _expected_error(decomposition: Decomposition) -> Tensor:
     squares = torch.zeros_like(moment.stream, dtype=torch.float64)
     for group in decomposition.groups:
         if group.bound is not None:
-            squares += _spread(group.tail, group.bound).pow(2)
+            squares += _spread(group.tail, group.bound()).pow(2)
     for i, node in enumerate(moment.anatomy.graph.nodes):
         tail = decomposition.maps[i]
         if tail is not None and not _exact(node):
@@ -126,7 +126,7 @@ def _bad_sublayers(decomposition: Decomposition) -> list[Unit]:
             continue
         observed = torch.stack([moment.writes[i][0].double() for i in index]).sum(0)
         total = torch.stack([group.raw_total() for group in members]).sum(0)
-        bound = torch.stack([g.bound.pow(2) for g in members if g.bound is not None] or [observed * 0]).sum(0).sqrt()
+        bound = torch.stack([g.bound().pow(2) for g in members if g.bound is not None] or [observed * 0]).sum(0).sqrt()
         slack = SAFETY * float(bound.norm()) + FLOOR * float(observed.norm())
         if not float((observed - total).norm()) <= slack:
             found.append(unit)

@@ -168,9 +168,12 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
         blocks = matrix.double()[:, channels]  # [d_model, n_heads, d_value]
         values = torch.einsum("dhj,hj->hd", blocks, z.double()[channels])
         units = [Unit.head(layer, h, nth=nth) for h in range(n_heads)]
-        return [_vectors(units, "head", values, tail, unit, product_bound(matrix, z, write.dtype))]
+        return [_vectors(units, "head", values, tail, unit, lambda: product_bound(matrix, z, write.dtype))]
     outputs = (matrix.double() * heads.multiplier)[:, channels].permute(1, 0, 2)
-    bound = product_bound(matrix, z, write.dtype, _value_error(heads, channels, z))
+
+    def bound() -> Tensor:
+        return product_bound(matrix, z, write.dtype, _value_error(heads, channels, z))
+
     if level == "attention_neurons":
         summed = heads.result()
         width = outputs.shape[2]
@@ -211,7 +214,10 @@ def _neuron_group(moment: Moment, index: int, write: Write, tail: LinearMap) -> 
         expert = write.shared_expert
         grid = UnitGrid(len(activations), lambda i: Unit.shared_neuron(layer, expert, i, nth=nth))
         kind = "expert_neuron"
-    bound = product_bound(matrix, activations, write.dtype)
+
+    def bound() -> Tensor:
+        return product_bound(matrix, activations, write.dtype)
+
     return Columns(grid, kind, activations, tail, write.unit, bound, matrix)
 
 
@@ -238,7 +244,10 @@ def _expert_group(rows: ExpertRows, row: int, write: Write, tail: LinearMap) -> 
     weight = rows.weight[0, row]
     coefficients = rows.hidden[row].double() * weight
     grid = UnitGrid(len(coefficients), lambda i: Unit.expert_neuron(layer, expert, i, nth=nth))
-    bound = product_bound(matrix, rows.hidden[row], write.dtype) * weight.abs() * 4
+
+    def bound() -> Tensor:
+        return product_bound(matrix, rows.hidden[row], write.dtype) * weight.abs() * 4
+
     return Columns(grid, "expert_neuron", coefficients, tail, write.unit, bound, matrix)
 
 

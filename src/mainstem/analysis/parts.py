@@ -7,7 +7,7 @@ holding a vector for each of its units: the inner product of each with a directi
 vectors of a chosen few.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from mainstem.model.graph import LinearMap
 from mainstem.units import Unit
 
 Vector = Float[Tensor, " d_model"]
+Directions = Float[Tensor, " d_model"] | Float[Tensor, "d_model top"]
+Scores = Float[Tensor, " part"] | Float[Tensor, "part top"]
 
 
 def carry(tail: LinearMap, vectors: Float[Tensor, "part d_model"]) -> Float[Tensor, "part d_model"]:
@@ -25,14 +27,15 @@ def carry(tail: LinearMap, vectors: Float[Tensor, "part d_model"]) -> Float[Tens
     return tail(vectors[None].double())[0]
 
 
-def pull_back(tail: LinearMap, direction: Vector) -> Vector:
-    """The direction whose inner product with a write is that of `direction` with the carried write."""
-    out = torch.zeros_like(direction, dtype=torch.float64)
+def pull_back(tail: LinearMap, direction: Directions) -> Directions:
+    """The direction (or directions) whose inner product with a write is that of `direction` with the carried write."""
+    flat = direction if direction.dim() == 2 else direction[:, None]
+    out = torch.zeros_like(flat)
     if tail.diag is not None:
-        out = out + tail.diag[0] * direction
+        out = out + tail.diag[0].to(flat)[:, None] * flat
     if tail.left is not None and tail.right is not None:
-        out = out + tail.right[0] @ (tail.left[0].T @ direction.double())
-    return out
+        out = out + tail.right[0].to(flat) @ (tail.left[0].to(flat).T @ flat)
+    return out if direction.dim() == 2 else out[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,8 @@ class Group:
         kind: what they are.
         coefficients: [part]; what multiplies the direction (activation, pattern weight, 1).
         tail: the map to the stream.
-        bound: [d_model] error to expect of the group's sum against the model's own arithmetic, before the tail.
+        bound: makes [d_model], the error to expect of the group's sum against the model's own arithmetic, before
+            the tail; computed when a certificate asks for it.
     """
 
     units: Sequence[Unit]
@@ -52,14 +56,14 @@ class Group:
     coefficients: Float[Tensor, " part"]
     tail: LinearMap
     sublayer: Unit | None
-    bound: Vector | None
+    bound: Callable[[], Tensor] | None
 
     def raw(self, index: Int[Tensor, " top"]) -> Float[Tensor, "top d_model"]:
         """The chosen parts as they are written, before the tail."""
         raise NotImplementedError
 
-    def raw_dot(self, direction: Vector) -> Float[Tensor, " part"]:
-        """Inner products of the parts, before the tail, with a direction."""
+    def raw_dot(self, direction: Directions) -> Scores:
+        """Inner products of the parts, before the tail, with a direction or several, in the direction's dtype."""
         raise NotImplementedError
 
     def raw_total(self) -> Vector:
@@ -70,8 +74,8 @@ class Group:
         """The chosen parts in the stream before the final norm."""
         return carry(self.tail, self.raw(index))
 
-    def dot(self, direction: Vector) -> Float[Tensor, " part"]:
-        """Inner products of the parts in the stream with a direction."""
+    def dot(self, direction: Directions) -> Scores:
+        """Inner products of the parts in the stream with a direction [d_model] or several [d_model, n]."""
         return self.raw_dot(pull_back(self.tail, direction))
 
     def total(self) -> Vector:
@@ -92,7 +96,7 @@ class Vectors(Group):
         return self.values[index].double()
 
     def raw_dot(self, direction):
-        return self.values.double() @ direction
+        return self.values.to(direction) @ direction
 
     def raw_total(self):
         return self.values.double().sum(0)
@@ -108,7 +112,8 @@ class Columns(Group):
         return (self.matrix[:, index].double() * self.coefficients[index].double()).T
 
     def raw_dot(self, direction):
-        return self.coefficients.double() * (self.matrix.double().T @ direction)
+        read = self.matrix.to(direction).T @ direction
+        return self.coefficients.to(direction).reshape(-1, *[1] * (read.dim() - 1)) * read
 
     def raw_total(self):
         return self.matrix.double() @ self.coefficients.double()
@@ -133,9 +138,10 @@ class Subvalues(Group):
         return torch.einsum("pdj,pj->pd", self.outputs[head].double(), value)
 
     def raw_dot(self, direction):
-        read = torch.einsum("hdj,d->hj", self.outputs.double(), direction)
-        values = self.values.double()[self.group]
-        return (self.pattern * torch.einsum("hj,hsj->hs", read, values)).reshape(-1)
+        read = torch.einsum("hdj,d...->hj...", self.outputs.to(direction), direction)
+        values = self.values.to(direction)[self.group]
+        pattern = self.pattern.to(direction).reshape(*self.pattern.shape, *[1] * (direction.dim() - 1))
+        return (pattern * torch.einsum("hsj,hj...->hs...", values, read)).flatten(0, 1)
 
     def raw_total(self):
         summed = torch.einsum("hs,hsj->hj", self.pattern, self.values.double()[self.group])

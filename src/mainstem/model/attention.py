@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import AttentionCore, PreStep
@@ -23,6 +22,7 @@ from mainstem.model.paths import FUSED, Path, PathStep, pattern_operands
 from mainstem.model.program import argument_slot, one_call
 from mainstem.model.recorder import Call, Value
 from mainstem.model.sites import SiteFinder
+from mainstem.model.trees import leaves_of
 from mainstem.model.views import heads_first
 
 SIGNATURE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -47,6 +47,56 @@ def attention_core(path: Path, finder: SiteFinder, positions: int) -> AttentionC
     operands = _fused(path.core, layout) if path.core.name == FUSED else _unfused(path.core, path.source, layout)
     operands.layouts["result"] = f"{layout} j"
     return _assemble(path.core, operands, channels, sizes, steps, positions)
+
+
+def joint_core(path: Path, positions: int) -> tuple[AttentionCore, Tensor]:
+    """The core of a contraction of pattern, values and output matrix at once, and its matrix [out, heads x coordinates].
+
+    What the output matrix reads is then seen nowhere in the run, and is computed from pattern and values.
+    """
+    call = path.core
+    assert call is not None
+    weight = next(o for o in call.operands() if not o.active)
+    found = pattern_operands(call)
+    assert found is not None
+    terms, output = _equation(call)
+    if any(step.kind != "view" for step in path.steps):
+        raise LevelRefusedError("attention and its output matrix are one operation, and more follows", _where(call))
+    p, v, w = (terms[value.id] for value in (*found, weight))
+    names: dict[str, str] = {}
+    for char in dict.fromkeys(p + v + w):
+        belongs = (char in p, char in v, char in w, char in output)
+        names[char] = JOINT_AXES.get(belongs, "?")
+    if sorted(names.values()) != ["b", "d", "h", "j", "s", "t"] or names[output[-1]] != "d":
+        raise LevelRefusedError("attention and its output matrix are one operation of an unknown form", _where(call))
+    letter = {name: char for char, name in names.items()}
+    matrix = torch.einsum(f"{w}->{letter['d']}{letter['h']}{letter['j']}", weight.tensor.detach()).flatten(1)
+    n_heads, width = found[1].shape[v.index(letter["h"])], found[1].shape[v.index(letter["j"])]
+    operands = _Operands(
+        {"pattern": found[0], "value": found[1]},
+        {"pattern": " ".join(names[c] for c in p), "value": " ".join(names[c] for c in v)},
+        False,
+        {},
+        {name: argument_slot(call, value) for name, value in zip(("pattern", "value"), found, strict=True)},
+    )
+    channels = torch.arange(n_heads * width).reshape(n_heads, width)
+    return _assemble(call, operands, channels, {"h": n_heads}, (), positions), matrix
+
+
+JOINT_AXES = {
+    (True, True, False, True): "b",
+    (True, False, False, True): "t",
+    (True, True, False, False): "s",
+    (True, True, True, False): "h",
+    (False, True, True, False): "j",
+    (False, False, True, True): "d",
+}
+"""What an index of a joint contraction is, from whether pattern, values, output matrix and result have it."""
+
+
+def is_joint(call: Call) -> bool:
+    """Whether an attention product also multiplies with a matrix."""
+    return call.name == "einsum" and any(not o.active and o.tensor.dim() >= 2 for o in call.operands())
 
 
 def _where(call: Call) -> str:
@@ -134,7 +184,7 @@ class _Operands:
 
 def _fused(call: Call, layout: str) -> _Operands:
     bound = dict(zip(SIGNATURE, call.args, strict=False)) | call.kwargs
-    leaves, _ = tree_flatten((call.args, call.kwargs))
+    leaves = leaves_of((call.args, call.kwargs))
     values = {name: bound[name] for name in ("query", "key", "value")}
     slots = {name: argument_slot(call, value) for name, value in values.items()}
     names = list(SIGNATURE[: len(call.args)]) + list(call.kwargs)
@@ -178,14 +228,18 @@ def _axes(layout: str) -> list[str]:
     return axes
 
 
-def _einsum_layouts(call: Call, axes: list[str], pattern: Value, value: Value) -> dict[str, str]:
+def _equation(call: Call) -> tuple[dict[int, str], str]:
+    """The indices of each operand of an einsum, by its value's id, and those of the result."""
     equation = next((a for a in call.args if isinstance(a, str)), None)
     if equation is None or "->" not in equation or "." in equation:
         raise LevelRefusedError("an einsum without explicit output axes", _where(call))
     inputs, output = equation.replace(" ", "").split("->")
-    terms = inputs.split(",")
-    tensors = [leaf for leaf in tree_flatten(call.args[1:])[0] if isinstance(leaf, Value)]
-    by_value = {value_.id: term for value_, term in zip(tensors, terms, strict=True)}
+    tensors = [leaf for leaf in leaves_of(call.args[1:]) if isinstance(leaf, Value)]
+    return {value.id: term for value, term in zip(tensors, inputs.split(","), strict=True)}, output
+
+
+def _einsum_layouts(call: Call, axes: list[str], pattern: Value, value: Value) -> dict[str, str]:
+    by_value, output = _equation(call)
     names = dict(zip(output, [*axes, "j"], strict=True))
     summed = [c for c in by_value[pattern.id] if c in by_value[value.id] and c not in output]
     if len(summed) != 1:

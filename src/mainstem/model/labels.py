@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from mainstem.errors import LevelRefusedError
-from mainstem.model.anatomy import AttentionCore, Write
-from mainstem.model.attention import attention_core
+from mainstem.model.anatomy import AttentionCore, Projection, Write
+from mainstem.model.attention import attention_core, is_joint, joint_core
 from mainstem.model.experts import ExpertSum, expert_sum
 from mainstem.model.paths import Path, is_attention, projection, trace_back
 from mainstem.model.program import extract
@@ -219,6 +219,8 @@ def _write(draft: _Draft, unit: Unit, finder: SiteFinder, positions: int, cores:
         return replace(base, experts=experts.site)
     if draft.kind == "attn" and draft.path.core is None:
         return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, _not_one_attention(draft.cores)))
+    if draft.kind == "attn" and draft.path.core is not None and is_joint(draft.path.core):
+        return _with_joint(base, draft, positions)
     found = projection(draft.path)
     if found is None:
         levels = ATTENTION_LEVELS if draft.kind == "attn" else ("neurons",)
@@ -249,6 +251,14 @@ def _with_attention(base: Write, draft: _Draft, finder: SiteFinder, positions: i
     if isinstance(core, str):
         return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, core))
     return replace(base, attention=core)
+
+
+def _with_joint(base: Write, draft: _Draft, positions: int) -> Write:
+    try:
+        core, matrix = joint_core(draft.path, positions)
+    except LevelRefusedError as error:
+        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, error.what))
+    return replace(base, projection=Projection((matrix,)), attention=core)
 
 
 def _number_neurons(out: Labelled, drafts: list[_Draft]) -> None:

@@ -257,19 +257,19 @@ def _keeps_order(step: PathStep) -> bool:
     )
 
 
-def linear_map(value: Value, source: Value) -> tuple[Tensor, Tensor | None] | None:
+def linear_map(value: Value, source: Value, rows: int | None = None) -> tuple[Tensor, Tensor | None] | None:
     """The matrix [out, in] and the constant [out] of a product with a weight, row by row.
 
-    A row of the result is its last axis; a row of `source` is as many of its numbers as there are for each row of the
-    result (several axes, where the product sums over several). The matrix is the model's own tensor, or, where none
+    A row of the result is its last axis, unless the number of `rows` is given; a row of `source` is as many of its
+    numbers as there are for each row of the result (several axes, where the product sums over several). The matrix is the model's own tensor, or, where none
     acts like the product did in the run, measured. None if it is no such map.
     """
     call = value.call
     program = one_call(value, [source])
-    rows = value.tensor.numel() // max(value.shape[-1], 1)
+    rows = value.tensor.numel() // max(value.shape[-1], 1) if rows is None else rows
     if call is None or program is None or rows == 0 or source.tensor.numel() % rows:
         return None
-    n_in, n_out = source.tensor.numel() // rows, value.shape[-1]
+    n_in, n_out = source.tensor.numel() // rows, value.tensor.numel() // rows
     constant = _constant(program, call, source, rows, n_out)
     if constant is None:
         return None

@@ -198,7 +198,7 @@ def _reaches_product_by_views(value: Value) -> bool:
 def _read(
     value: Value, source: Value, walk: StreamWalk, resolver: _Resolver, roles: _Roles, finder: SiteFinder
 ) -> tuple[Read, Value, Value] | None:
-    found = linear_map(value, source)
+    found = linear_map(value, source, _rows(value, walk.positions))
     if found is None:
         return None
     matrix, bias = found
@@ -221,6 +221,12 @@ def _read(
         else _head_norm(operand, value),
     )
     return read, source, stream
+
+
+def _rows(value: Value, positions: int) -> int | None:
+    """The number of positions, where the result has them on its first axis (that is longer than one)."""
+    first = next((size for size in value.shape if size != 1), 1)
+    return positions if first == positions else None
 
 
 def _head_norm(operand: Value, product: Value) -> Norm | None:

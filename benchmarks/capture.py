@@ -1,0 +1,56 @@
+"""What capture and decomposition cost on the default model, as multiples of the bare forward without cache.
+
+    make bench            or     python -m benchmarks.capture [--rounds 15] [--lengths 16 128 1024]
+
+`capture` keeps every write, every attention output before W_O, all keys and values, the query rows and neuron
+activations of the asked destination, the result of every read and the stream that enters each block.
+"""
+
+import argparse
+
+import torch
+
+import mainstem
+from benchmarks.ratios import compare, peak_memory, table
+from mainstem.analysis.decompose import LEVELS, decompose
+from mainstem.run.capture import capture
+
+TEXT = "The river rises in the hills and runs through the town to the sea. "
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 128, 1024])
+    arguments = parser.parse_args()
+    model = mainstem.open("demo")
+    print(f"{model.loaded.name}, {model.loaded.dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    for length in arguments.lengths:
+        measure(model, length, max(5, arguments.rounds if length <= 128 else arguments.rounds // 2))
+
+
+def measure(model: "mainstem.Model", length: int, rounds: int) -> None:
+    """Times and memory at one prompt length."""
+    ids = (model.encode(TEXT * (length // 8 + 2)))[:length]
+    trace = model.trace(ids)
+    inputs = trace.inputs
+    last = inputs.destinations([-1])
+    moment = trace.run.moment()
+
+    @torch.no_grad()
+    def bare() -> object:
+        return model.module(input_ids=inputs.ids, **inputs.forward)
+
+    def captured() -> object:
+        return capture(model.module, model.anatomy, inputs.ids, last, **inputs.forward)
+
+    levels = {f"decompose: {level}": (lambda level=level: decompose(moment, level)) for level in LEVELS}
+    table(f"{length} tokens: times over the bare forward", compare(bare, {"capture": captured, **levels}, rounds))
+    memory = {"bare forward": peak_memory(bare), "capture": peak_memory(captured)}
+    memory |= {f"decompose: {level}": peak_memory(lambda level=level: decompose(moment, level)) for level in LEVELS}
+    table(f"{length} tokens: peak memory in MiB", memory)
+
+
+if __name__ == "__main__":
+    main()
