@@ -144,20 +144,39 @@ def _result_site(core: AttentionCore) -> Site:
     return Site(site.path, site.call, "result", 0, site.function, site.ordinal)
 
 
+def _result_edit(core: AttentionCore, head: int, place: int, coordinate: int | slice):
+    """The site and the edit that zero a head's result, or one coordinate of it, at a destination.
+
+    Where the result is seen nowhere the head's values are zeroed at all sources, which does the same at the last
+    destination.
+    """
+    if "result" in core.layouts:
+
+        def result(index: Tensor, batch: int) -> Tensor:
+            return result_rows(index, core.layouts["result"], core.sizes, batch)
+
+        return _result_site(core), _zero_at(result, lambda rows, row: rows[row, head, place, coordinate])
+
+    def values(index: Tensor, batch: int) -> Tensor:
+        return heads_first(index, core.layouts["value"], core.sizes, batch)
+
+    return _value_site(core), _zero_at(values, lambda rows, row: rows[row, head, :, coordinate])
+
+
+def _value_site(core: AttentionCore) -> Site:
+    site = core.site
+    return Site(site.path, site.call, "arguments", core.slots["value"], site.function, site.ordinal)
+
+
 def _head_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
     head = _random(core.n_heads, generator)
     changed = before.attention[core.site].result().clone()
     changed[head] = 0
     writes, expected, bound = _attention_change(before, core, changed)
-    place = before.position
-
-    def arrange(index: Tensor, batch: int) -> Tensor:
-        return result_rows(index, core.layouts["result"], core.sizes, batch)
-
-    edit = _zero_at(arrange, lambda arranged, row: arranged[row, head, place])
+    site, edit = _result_edit(core, head, before.position, slice(None))
     unit = before.anatomy.writes[writes[0]].unit
     address = Unit.head(unit.layer or 0, head, nth=unit.nth)
-    return Probe(address, writes, _result_site(core), edit, expected, bound)
+    return Probe(address, writes, site, edit, expected, bound)
 
 
 def _coordinate_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
@@ -165,15 +184,10 @@ def _coordinate_probe(before: Moment, core: AttentionCore, generator: torch.Gene
     changed = before.attention[core.site].result().clone()
     changed[head, coordinate] = 0
     writes, expected, bound = _attention_change(before, core, changed)
-    place = before.position
-
-    def arrange(index: Tensor, batch: int) -> Tensor:
-        return result_rows(index, core.layouts["result"], core.sizes, batch)
-
-    edit = _zero_at(arrange, lambda arranged, row: arranged[row, head, place, coordinate])
+    site, edit = _result_edit(core, head, before.position, coordinate)
     unit = before.anatomy.writes[writes[0]].unit
     address = Unit.attention_neuron(unit.layer or 0, head, coordinate, nth=unit.nth)
-    return Probe(address, writes, _result_site(core), edit, expected, bound)
+    return Probe(address, writes, site, edit, expected, bound)
 
 
 def _source_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
@@ -195,8 +209,7 @@ def _source_probe(before: Moment, core: AttentionCore, generator: torch.Generato
     edit = _zero_at(arrange, lambda arranged, row: arranged[row, argument, source])
     unit = before.anatomy.writes[writes[0]].unit
     address = Unit.subvalue(unit.layer or 0, head, source, nth=unit.nth)
-    site = Site(core.site.path, core.site.call, "arguments", core.slots["value"], core.site.function, core.site.ordinal)
-    return Probe(address, writes, site, edit, expected, bound)
+    return Probe(address, writes, _value_site(core), edit, expected, bound)
 
 
 def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: torch.Generator) -> Probe:

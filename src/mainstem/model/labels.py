@@ -228,7 +228,7 @@ def _write(draft: _Draft, unit: Unit, finder: SiteFinder, positions: int, cores:
         return replace(base, refusals=dict.fromkeys(levels, reason))
     carried, bias = found
     source = draft.path.steps[draft.path.products[-1]].source
-    base = replace(base, source=finder.site(source), projection=carried, bias=bias)
+    base = replace(base, source=finder.site(source, whole=True), projection=carried, bias=bias)
     if draft.kind == "mlp":
         return replace(base, neurons=True)
     return _with_attention(base, draft, finder, positions, cores)

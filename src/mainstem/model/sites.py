@@ -34,8 +34,13 @@ class SiteFinder:
                 for operand in value.call.operands():
                     self.made_from[operand.id].append(value)
 
-    def site(self, value: Value) -> Site:
+    def site(self, value: Value, whole: bool = False) -> Site:
         """The cheapest site of `value`.
+
+        Args:
+            value: what to see.
+            whole: whether everything that uses the value must come after the site, so that a change there is a
+                change of the value; otherwise one of several uses may be where it is seen.
 
         Raises:
             RefusedError: if the value is made where no hook can see it.
@@ -44,7 +49,7 @@ class SiteFinder:
         for where in ("output", "input"):
             for candidate in same:
                 for kind, frame, slot in self.boundaries.get(candidate.id, ()):
-                    if kind == where:
+                    if kind == where and not (whole and self._used_before(same, frame, where)):
                         return Site(
                             frame.path,
                             frame.call,
@@ -53,6 +58,8 @@ class SiteFinder:
                             overwritten=candidate.overwritten,
                             positions_first=self._positions_first(candidate),
                         )
+        if whole:
+            same = sorted(same, key=lambda candidate: candidate.id)
         for candidate in same:
             call = candidate.call
             if call is not None and call.frame is not None and call.func is not None and call.name != "__setitem__":
@@ -69,6 +76,21 @@ class SiteFinder:
                 )
         where = value.call.frame.path if value.call is not None and value.call.frame is not None else "the model"
         raise RefusedError("a value of the stream is made out of sight of any module or function", where)
+
+    def _used_before(self, same: list[Value], frame: Frame, where: str) -> bool:
+        """Whether something uses one of the equal values `same` other than through this boundary of `frame`."""
+        ids = {value.id for value in same}
+        for value in same:
+            for user in self.made_from.get(value.id, ()):
+                if user.id in ids or user.call is None:
+                    continue
+                inside = user.call.frame is not None and frame in user.call.frame.stack()
+                if inside != (where == "input"):
+                    return True
+        if where == "input":
+            return False
+        first = min(same, key=lambda value: value.id)
+        return first.call is None or first.call.frame is None or frame not in first.call.frame.stack()
 
     def _positions_first(self, value: Value) -> bool:
         return len(value.shape) >= 3 and value.shape[:2] == (self.positions, 1)

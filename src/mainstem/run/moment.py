@@ -40,6 +40,12 @@ class HeadRun:
         """Each head's result before W_O: sum over sources of pattern x value."""
         return torch.einsum("hs,hsj->hj", self.pattern, self.value.double()[self.group()])
 
+    def entering(self) -> Float[Tensor, " d_in"]:
+        """What W_O reads, computed from pattern and values."""
+        z = torch.zeros_like(self.multiplier)
+        z[self.core.channels.to(z.device).reshape(-1)] = self.result().reshape(-1)
+        return z * self.multiplier
+
     def group(self) -> Int[Tensor, " n_heads"]:
         """Which key/value head each head reads."""
         n_heads, n_kv = self.pattern.shape[0], self.value.shape[0]
@@ -72,8 +78,11 @@ def moment(anatomy: Anatomy, captured: Captured, row: int, place: int, padding: 
         for site, core in {w.attention.site: w.attention for w in anatomy.writes if w.attention is not None}.items()
     }
     sources = {}
-    for i, tensor in captured.sources.items():
-        sources[i] = tensor[row, index if anatomy.writes[i].attention is not None else place]
+    for i, write in enumerate(anatomy.writes):
+        if write.source is not None:
+            sources[i] = captured.sources[i][row, index if write.attention is not None else place]
+        elif write.attention is not None:
+            sources[i] = attention[write.attention.site].entering().to(write.dtype)
     return Moment(
         anatomy=anatomy,
         position=index - padding,
