@@ -162,14 +162,18 @@ def _block_frame(leaf: Value) -> Frame | None:
 
 
 def _units(drafts: list[_Draft], layer_of: dict[int, int]) -> list[Unit]:
-    """Addresses: per block one for each attention product, and one for each set of stream values read by others."""
+    """Addresses: per block one for each attention product, and one for each set of stream values read by others.
+
+    A write between blocks counts with the block before it.
+    """
     units: list[Unit] = []
     places: dict[tuple[int, str], list[Any]] = {}
+    layer = 0
     for i, draft in enumerate(drafts):
         if draft.kind == "embed":
             units.append(_embedding_unit(draft.value, units))
             continue
-        layer = layer_of.get(i, max(layer_of.values(), default=0))
+        layer = layer_of.get(i, layer)
         key = id(draft.path.core) if draft.path.core is not None else tuple(v.id for v in draft.inputs)
         keys = places.setdefault((layer, draft.kind), [])
         if key not in keys:
@@ -179,29 +183,20 @@ def _units(drafts: list[_Draft], layer_of: dict[int, int]) -> list[Unit]:
 
 
 def _embedding_unit(leaf: Value, units: list[Unit]) -> Unit:
-    """embed for the token table, embed.pos for what differs by position, embed.type for what does not."""
-    tokens = leaf.active and (leaf.call is None or leaf.call.name != "embedding" or _reads_ids(leaf))
-    if tokens:
-        which = None
+    """embed for what depends on the tokens, embed.pos for what differs by position alone, embed.type for the rest."""
+    rows = leaf.tensor.reshape(-1, leaf.shape[-1])
+    if torch.equal(rows, rows[:1].expand_as(rows)):
+        which = "type"
     else:
-        rows = leaf.tensor.reshape(-1, leaf.shape[-1])
-        which = "type" if torch.equal(rows, rows[:1].expand_as(rows)) else "pos"
-    nth = 1 + sum(
-        1 for unit in units if unit == Unit.embedding(which) or str(unit).startswith("embed") and False
-    )
-    return Unit.embedding(which, nth=nth)
+        which = "pos" if not leaf.active or _counts_positions(leaf) else None
+    place = Unit.embedding(which).place
+    return Unit.embedding(which, nth=1 + sum(1 for unit in units if unit.place == place))
 
 
-def _reads_ids(leaf: Value) -> bool:
-    """Whether the table is indexed by the token ids themselves, not by something computed from them."""
-    assert leaf.call is not None
-    index = next((o for o in leaf.call.active_operands() if not o.tensor.is_floating_point()), None)
-    return (
-        index is None
-        or index.call is None
-        or len(torch.unique(index.tensor)) == index.tensor.numel()
-        and (bool((index.tensor.flatten().diff() != 1).any()))
-    )
+def _counts_positions(leaf: Value) -> bool:
+    """Whether a table is looked up by numbers that count one by one, which some models compute from the tokens."""
+    index = [o for o in leaf.call.active_operands() if not o.tensor.is_floating_point()] if leaf.call is not None else []
+    return bool(index) and bool((index[0].tensor.flatten().diff() == 1).all())
 
 
 def _write(draft: _Draft, unit: Unit, finder: SiteFinder, positions: int, cores: dict) -> Write:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mainstem.errors import ParallelStreamsError, RefusedError
 from mainstem.model.behaviour import Affine, affine, index_map
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
-from mainstem.model.program import extract, one_call
+from mainstem.model.program import extract, one_call, probe_like
 from mainstem.model.recorder import Call, Recording, Value
 
 PRODUCTS = frozenset(
@@ -87,11 +87,13 @@ class StreamWalk:
 
     def _summand(self, value: Value) -> bool:
         """Whether an operand is a write of its own: what depends on the tokens, and tables looked up by position."""
-        if not self.full(value) or value.active:
-            return self.full(value)
-        if value.call is None:
+        if not self.full(value):
             return False
         rows = value.tensor.reshape(self.positions, self.width)
+        if value.active:
+            return not torch.equal(rows, rows[:1].expand_as(rows)) or not _shape_alone(value)
+        if value.call is None:
+            return False
         looked_up = any(not operand.tensor.is_floating_point() for operand in value.call.operands())
         return looked_up or not torch.equal(rows, rows[:1].expand_as(rows))
 
@@ -202,6 +204,17 @@ def _chooses_rows(call: Call) -> bool:
     """Whether the call works on rows chosen by the tokens (routing): then it is no sum of stream values, even where
     all rows happen to be chosen."""
     return any(not operand.tensor.is_floating_point() for operand in call.active_operands())
+
+
+def _shape_alone(value: Value, depth: int = 0) -> bool:
+    """Whether the value takes nothing but its shape from what depends on the tokens."""
+    active = value.call.active_operands() if value.call is not None else []
+    program = one_call(value, active)
+    if program is None or not active or not all(operand.tensor.is_floating_point() for operand in active):
+        return False
+    if depth < MAX_DOMINATORS and all(_shape_alone(operand, depth + 1) for operand in active):
+        return True
+    return torch.equal(program(*[probe_like(operand, 9) for operand in active]).to(value.tensor.dtype), value.tensor)
 
 
 def _same_everywhere(rows: Tensor) -> bool:
