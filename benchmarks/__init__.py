@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured in one process, interleaved, with the noise beside them. Not tests: nothing here fails."""
+"""Benchmarks: ratios measured in one process, interleaved, with the noise beside them; nothing here can fail."""

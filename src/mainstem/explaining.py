@@ -6,32 +6,26 @@ Each step is one call into the analysis; nothing is computed here that is not co
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from mainstem.analysis import warnings as warn
-from mainstem.analysis.attribution import Attribution, Scored, attribute, nats, promoted
+from mainstem.analysis.attribution import Scored, attribute, nats, promoted
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import increases
 from mainstem.analysis.lens import lens
+from mainstem.analysis.ranking import KIND_LEVELS, RANKINGS, Ranking, rank
 from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.analysis.recomputed import direct_recomputed
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
 from mainstem.targets import Target
+from mainstem.units import Unit
 
 if TYPE_CHECKING:
     from mainstem.session import Trace
 
-KIND_LEVELS = {
-    "sublayer": "sublayers",
-    "head": "heads",
-    "attention_subvalue": "units",
-    "attention_neuron": "attention_neurons",
-    "ffn_neuron": "units",
-    "expert_neuron": "units",
-}
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 SHOWN_TOKENS = 5
 
@@ -41,10 +35,11 @@ def explain(
     target: str | Sequence[str] | Target | None = None,
     against: str | Sequence[str] = (),
     position: int = -1,
-    score: str = "direct",
+    score: str = "increase",
     norm: NormConvention = "frozen",
     kinds: Sequence[str] = DEFAULT_KINDS,
     negative: bool = False,
+    exhaustive: bool = False,
     top: int = 10,
     row: int = 0,
 ) -> Explanation:
@@ -55,10 +50,12 @@ def explain(
         target: literal text or `id:N`, several for a set; by default the model's own prediction.
         against: rivals: then the target's logit minus the mean of theirs is explained.
         position: the destination, negative from the end.
-        score: `direct` (share of the logit) or `additive` (share of log p + log V), by which values are ranked.
-        norm: `frozen` or `recompute`; only `direct` can be ranked under `recompute`.
+        score: what values are ranked by: `increase` (log-probability increase, exact by search), `additive` (share of
+            log p + log V) or `direct` (share of the logit).
+        norm: `frozen` or `recompute`; `additive` is defined under `frozen` only.
         kinds: which units to list: sublayer, head, attention_subvalue, attention_neuron, ffn_neuron, expert_neuron.
         negative: list the units that speak against the target.
+        exhaustive: score every unit instead of those that the bounds cannot exclude; for checking, and slow.
         top: how many.
         row: which prompt of a batch.
 
@@ -69,11 +66,11 @@ def explain(
     decompositions = _decompositions(trace, kinds, position, row)
     main = decompositions["units"]
     wanted = _target(trace, target, against, position, row)
-    ranked, attributions = _ranked(decompositions, wanted, score, norm, set(kinds), negative, top)
+    ranking = rank(decompositions, wanted, score, norm, set(kinds), negative, exhaustive, top)
     certificate = _certificate(trace, main, wanted, row)
     layers = _layers(trace, decompositions["sublayers"], wanted)
     token, rivals = _tokens(trace, wanted, position, row)
-    found = _warnings(trace, main, ranked, attributions, row)
+    found = _warnings(trace, main, ranking, row)
     anatomy, loaded = trace.model.anatomy, trace.model.loaded
     return Explanation(
         provenance=trace.model.provenance(),
@@ -92,27 +89,28 @@ def explain(
         score=score,
         certificate=certificate,
         layers=layers,
-        values=_values(trace, decompositions, ranked, wanted, norm, row),
+        values=_values(trace, decompositions, ranking, wanted, norm, row),
         kinds=list(kinds),
         account=_account(decompositions["sublayers"], wanted),
-        search=_search(decompositions, set(kinds)),
+        search=ranking.search,
         notes=_notes(trace, wanted, position, row),
     )
 
 
 def _check(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
-    if score not in ("direct", "additive"):
-        raise ChoiceError("score", score, ("direct", "additive"))
+    if score not in RANKINGS:
+        raise ChoiceError("score", score, RANKINGS)
     check_norm(norm)
     for kind in kinds:
         if kind not in KIND_LEVELS:
             raise ChoiceError("kind", kind, tuple(KIND_LEVELS))
     if not kinds or top < 1:
         raise UsageError("nothing to list", None, "Name at least one kind, and --top of at least 1.")
-    if norm == "recompute" and score != "direct":
+    if norm == "recompute" and score == "additive":
         raise UsageError(
-            f"the score {score!r} is defined under the frozen norm only", "--norm recompute",
-            "Use --norm frozen, or --score direct.",
+            f"the score {score!r} is defined under the frozen norm only",
+            "--norm recompute",
+            "Use --norm frozen, or another score.",
         )
 
 
@@ -140,23 +138,6 @@ def _target_from_ids(trace: "Trace", texts: list[str], rivals: list[str]) -> Tar
         return tuple(int(name[3:]) for name in names)
 
     return Target(ids=ids(texts), against=ids(rivals), text=" ".join(texts), against_texts=tuple(rivals))
-
-
-def _ranked(decompositions, target: Target, score: str, norm: str, kinds: set[str], negative: bool, top: int):
-    """The listed units in order, and the attributions they come from."""
-    found: list[Scored] = []
-    attributions: dict[str, Attribution] = {}
-    for level in dict.fromkeys(KIND_LEVELS[kind] for kind in kinds):
-        decomposition = decompositions[level]
-        made = attribute(decomposition, target, score)  # type: ignore[arg-type]
-        if norm == "recompute":
-            recomputed = direct_recomputed(decomposition, target)
-            made = Attribution(made.functional, decomposition, recomputed.scores, recomputed.remainder)
-        attributions[level] = made
-        found.extend(made.top(top, {kind for kind in kinds if KIND_LEVELS[kind] == level}, negative))
-    sign = 1 if negative else -1
-    found.sort(key=lambda part: (sign * part.score, part.unit.sort_key))
-    return found[:top], attributions
 
 
 def _certificate(trace: "Trace", main: Decomposition, target: Target, row: int) -> Certificate:
@@ -197,9 +178,7 @@ def _layers(trace: "Trace", sublayers: Decomposition, target: Target) -> list[La
     for i, unit in enumerate(states.units):
         value = float(course[i])
         name = str(unit)
-        rows.append(
-            LayerRow(name, value, value - before, direct.get(name), [trace.model.token(int(likeliest[i, 0]))])
-        )
+        rows.append(LayerRow(name, value, value - before, direct.get(name), [trace.model.token(int(likeliest[i, 0]))]))
         before = value
     return rows
 
@@ -217,7 +196,8 @@ def _tokens(trace: "Trace", target: Target, position: int, row: int) -> tuple[To
     return describe(target.ids, text), rivals
 
 
-def _values(trace: "Trace", decompositions, ranked: list[Scored], target: Target, norm: NormConvention, row: int):
+def _values(trace: "Trace", decompositions, ranking: Ranking, target: Target, norm: NormConvention, row: int):
+    ranked = ranking.values
     if not ranked:
         return []
     main = decompositions["units"]
@@ -229,6 +209,7 @@ def _values(trace: "Trace", decompositions, ranked: list[Scored], target: Target
         found = increases(decomposition, [ranked[i] for i in own], target, norm)
         increase |= dict(zip(own, found, strict=True))
     shares = {score: attribute(main, target, score).functional for score in ("direct", "additive")}
+    recomputed = _recomputed(decompositions, ranked, target) if norm == "recompute" else {}
     tokens = trace.tokens(row)
     rows = []
     for i, part in enumerate(ranked):
@@ -241,7 +222,9 @@ def _values(trace: "Trace", decompositions, ranked: list[Scored], target: Target
                 coefficient=part.coefficient,
                 increase=increase.get(i),
                 additive=float(vectors[i] @ shares["additive"].direction),
-                direct=float(vectors[i] @ shares["direct"].direction) if norm == "frozen" else part.score,
+                direct=float(vectors[i] @ shares["direct"].direction) if norm == "frozen" else recomputed[part.unit],
+                bound=ranking.bounds.get(part.unit),
+                kl=ranking.gaps.get(part.unit),
                 promotes=[trace.model.token(int(t)) for t in promotes],
                 suppresses=[trace.model.token(int(t)) for t in suppresses],
                 source=tokens[source] if source is not None else None,
@@ -263,14 +246,16 @@ def _account(sublayers: Decomposition, target: Target) -> dict[str, float]:
     return {**sums, "unexplained": made.unexplained, "total": made.functional.total}
 
 
-def _search(decompositions, kinds: set[str]) -> dict[str, Any]:
-    count = sum(
-        len(group)
-        for level in dict.fromkeys(KIND_LEVELS[kind] for kind in kinds)
-        for group in decompositions[level].groups
-        if group.kind in kinds and KIND_LEVELS[group.kind] == level
-    )
-    return {"units": count, "scored": count, "exact": True, "slack": 0.0}
+def _recomputed(decompositions, ranked: list[Scored], target: Target) -> dict[Unit, float]:
+    """z_t(x + v) - z_t(x) of the listed units."""
+    found: dict[Unit, float] = {}
+    for decomposition in decompositions.values():
+        own = [part for part in ranked if any(part.group is g for g in decomposition.groups)]
+        if own:
+            scores = direct_recomputed(decomposition, target).scores
+            by_group = {id(g): s for g, s in zip(decomposition.groups, scores, strict=True)}
+            found |= {part.unit: float(by_group[id(part.group)][part.index]) for part in own}
+    return found
 
 
 def _notes(trace: "Trace", target: Target, position: int, row: int) -> list[str]:
@@ -287,13 +272,13 @@ def _notes(trace: "Trace", target: Target, position: int, row: int) -> list[str]
     ]
 
 
-def _warnings(trace: "Trace", main: Decomposition, ranked: list[Scored], attributions, row: int):
+def _warnings(trace: "Trace", main: Decomposition, ranking: Ranking, row: int):
     tokenizer = trace.model.tokenizer
     bos = getattr(tokenizer, "bos_token_id", None)
     begins = bos is not None and trace.ids(row)[0] == bos
-    found = warn.sink_warnings(main, ranked, begins)
+    found = warn.sink_warnings(main, ranking.values, begins)
     found += warn.tied_warning(main)
-    for made in attributions.values():
+    for made in ranking.attributions:
         found += warn.cancel_warning(made)
     found += warn.lens_warning(lens(main))
     found += warn.chat_warning(bool(getattr(tokenizer, "chat_template", None)), trace.chat)

@@ -78,7 +78,9 @@ class ValueRow:
     """One unit that wrote the prediction.
 
     `coefficient` is the pattern's weight for subvalues, the activation for neurons; `increase` is the log-probability
-    increase in nats, `additive` its share of log p + log V in nats, `direct` its share of the logit.
+    increase in nats, `additive` its share of log p + log V in nats, `direct` its share of the logit. In a ranking by
+    increase, `bound` is the bound that the search used and `kl` the divergence of the two distributions: bound minus
+    increase, where there is no softcap.
     """
 
     unit: str
@@ -90,6 +92,8 @@ class ValueRow:
     promotes: list[str]
     suppresses: list[str]
     source: str | None = None
+    bound: float | None = None
+    kl: float | None = None
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,7 @@ class Model:
         """A token as text."""
         return f"id:{token}" if self.tokenizer is None else token_text(self.tokenizer, token)
 
-    def trace(
-        self, prompt: Prompt | Sequence[str], positions: Sequence[int] = (-1,), chat: bool = False
-    ) -> "Trace":
+    def trace(self, prompt: Prompt | Sequence[str], positions: Sequence[int] = (-1,), chat: bool = False) -> "Trace":
         """Runs the model on a prompt (text or token ids), or on several texts as one left-padded batch.
 
         Args:
@@ -238,5 +236,3 @@ class Trace:
     def __getitem__(self, name: str) -> Float[Tensor, "pos d_model"]:
         """A whole tensor by hook-style name (`blocks.5.hook_resid_post`) or sublayer address."""
         return self.run[name]
-
-

@@ -3,9 +3,9 @@
 direct (DLA): s_F * W_U[t] . (gain * centre(v)), the part's share of the target's logit (before a softcap) under the
 frozen norm of the destination; with the constants of the readout the parts sum to that logit.
 
-additive: A(v) = s_F (gain * (w_t - integral over tau in [0, 1] of E_softmax(tau z)[w])) . v, integrated gradients of the
-log-probability along the ray from zero logits to the model's: the parts sum to log p_t + log d_vocab. With a softcap z is
-the capped logits of tau u, and the integrand carries the cap's slope.
+additive: A(v) = s_F (gain * (w_t - integral over tau in [0, 1] of E_softmax(tau z)[w])) . v, integrated gradients of
+the log-probability along the ray from zero logits to the model's: the parts sum to log p_t + log d_vocab. With a
+softcap z is the capped logits of tau u, and the integrand carries the cap's slope.
 """
 
 from dataclasses import dataclass
@@ -64,10 +64,12 @@ class Attribution:
 
     @property
     def positives(self) -> float:
+        """The sum of the positive scores."""
         return float(sum(score.clamp_min(0).sum() for score in self.scores))
 
     @property
     def net(self) -> float:
+        """The sum of all scores."""
         return float(sum(score.sum() for score in self.scores))
 
     def top(self, count: int, kinds: set[str] | None = None, negative: bool = False) -> list["Scored"]:
@@ -94,6 +96,7 @@ class Scored:
 
     @property
     def coefficient(self) -> float:
+        """The pattern's weight for subvalues, the activation for neurons, 1 for whole vectors."""
         return float(self.group.coefficients[self.index])
 
     def vector(self) -> Float[Tensor, " d_model"]:
@@ -113,7 +116,9 @@ def functional(decomposition: Decomposition, target: Target, score: Score = "dir
     readout = decomposition.moment.anatomy.readout
     require_linear(readout)
     scale = frozen_scale(readout, decomposition.moment.stream)
-    weights, constant, total = direct_weights(decomposition, target) if score == "direct" else _additive(decomposition, target)
+    weights, constant, total = (
+        direct_weights(decomposition, target) if score == "direct" else _additive(decomposition, target)
+    )
     constants: dict[Unit, float] = {}
     if readout.norm is not None and readout.norm.bias is not None:
         bias = readout.norm.bias.double()

@@ -72,5 +72,3 @@ def entries(decomposition: Decomposition) -> dict[Unit, Entry]:
             tail = LinearMap(torch.ones_like(base)[None])
         found[unit] = Entry(base, before, tail)
     return found
-
-

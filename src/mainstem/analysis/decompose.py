@@ -81,6 +81,7 @@ class Decomposition:
 
     @property
     def position(self) -> int:
+        """The destination, counted from the prompt's first token."""
         return self.moment.position
 
     def __len__(self) -> int:
@@ -118,6 +119,7 @@ def decompose(moment: Moment, level: Level = "sublayers") -> Decomposition:
 
 def _write_groups(moment: Moment, index: int, write: Write, tail: LinearMap, level: str) -> list[Group]:
     refused = level in write.refusals or any(k in write.refusals for k in ("subvalues", "neurons"))
+    found: list[Group]
     if not refused and write.attention is not None and level in ATTENTION:
         found = _attention_groups(moment, index, write, tail, level)
     elif not refused and write.neurons and level in NEURONS:
@@ -180,14 +182,20 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
         grid = UnitGrid(n_heads * width, lambda i: Unit.attention_neuron(layer, i // width, i % width, nth=nth))
         columns = outputs.permute(1, 0, 2).reshape(outputs.shape[1], -1)
         return [Columns(grid, "attention_neuron", summed.reshape(-1), tail, unit, bound, columns)]
-    grid = UnitGrid(
-        n_heads * n_sources, lambda i: Unit.subvalue(layer, i // n_sources, i % n_sources, nth=nth)
-    )
+    grid = UnitGrid(n_heads * n_sources, lambda i: Unit.subvalue(layer, i // n_sources, i % n_sources, nth=nth))
     coefficients = heads.pattern.reshape(-1)
     return [
         Subvalues(
-            grid, "attention_subvalue", coefficients, tail, unit, bound,
-            heads.pattern, heads.value, outputs, heads.group(),
+            grid,
+            "attention_subvalue",
+            coefficients,
+            tail,
+            unit,
+            bound,
+            heads.pattern,
+            heads.value,
+            outputs,
+            heads.group(),
         )
     ]
 

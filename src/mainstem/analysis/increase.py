@@ -1,7 +1,7 @@
 """The log-probability increase of single units, by definition (Yu et al. 2023; Yu and Ananiadou, EMNLP 2024).
 
-Imp(v) = log p(w | x + v) - log p(w | x), x the stream that the unit's sublayer read (see `bases`). Under the frozen norm
-both sides use the final stream's scale, as in the method's published code; under `recompute` each has its own.
+Imp(v) = log p(w | x + v) - log p(w | x), x the stream that the unit's sublayer read (see `bases`). Under the frozen
+norm both sides use the final stream's scale, as in the method's published code; under `recompute` each has its own.
 """
 
 import torch

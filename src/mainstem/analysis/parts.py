@@ -93,12 +93,15 @@ class Vectors(Group):
     values: Float[Tensor, "part d_model"]
 
     def raw(self, index):
+        """The chosen parts as they are written."""
         return self.values[index].double()
 
     def raw_dot(self, direction):
+        """Inner products before the tail."""
         return self.values.to(direction) @ direction
 
     def raw_total(self):
+        """The sum before the tail."""
         return self.values.double().sum(0)
 
 
@@ -109,13 +112,16 @@ class Columns(Group):
     matrix: Float[Tensor, "d_model part"]
 
     def raw(self, index):
+        """The chosen parts as they are written."""
         return (self.matrix[:, index].double() * self.coefficients[index].double()).T
 
     def raw_dot(self, direction):
+        """Inner products before the tail."""
         read = self.matrix.to(direction).T @ direction
         return self.coefficients.to(direction).reshape(-1, *[1] * (read.dim() - 1)) * read
 
     def raw_total(self):
+        """The sum before the tail."""
         return self.matrix.double() @ self.coefficients.double()
 
 
@@ -133,17 +139,20 @@ class Subvalues(Group):
     group: Int[Tensor, " n_heads"]
 
     def raw(self, index):
+        """The chosen parts as they are written."""
         head, source = index // self.pattern.shape[1], index % self.pattern.shape[1]
         value = self.values[self.group[head], source].double() * self.pattern[head, source][:, None]
         return torch.einsum("pdj,pj->pd", self.outputs[head].double(), value)
 
     def raw_dot(self, direction):
+        """Inner products before the tail."""
         read = torch.einsum("hdj,d...->hj...", self.outputs.to(direction), direction)
         values = self.values.to(direction)[self.group]
         pattern = self.pattern.to(direction).reshape(*self.pattern.shape, *[1] * (direction.dim() - 1))
         return (pattern * torch.einsum("hsj,hj...->hs...", values, read)).flatten(0, 1)
 
     def raw_total(self):
+        """The sum before the tail."""
         summed = torch.einsum("hs,hsj->hj", self.pattern, self.values.double()[self.group])
         return torch.einsum("hdj,hj->d", self.outputs.double(), summed)
 

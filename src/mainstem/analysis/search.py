@@ -1,10 +1,10 @@
 """Exact top-k units by log-probability increase, scoring few of them: a bound from convexity decides which.
 
-For stream value x, part v, logits z(.), p = softmax z(x): D(v) = log p_t(x + v) - log p_t(x). Log-sum-exp is convex, so
-lse z(x + v) >= lse z(x) + p . (z(x + v) - z(x)), hence D(v) <= U(v) = [z_t(x + v) - z_t(x)] - p . [z(x + v) - z(x)], and
-U - D = KL(p || softmax z(x + v)) exactly. U needs two inner products per unit (and a squared norm where the scale is
-recomputed), not a product with the vocabulary. Units are scored exactly in the order of U, in chunks, until the next U
-is not above the k-th best: nothing that was left out can belong to the result.
+For stream value x, part v, logits z(.), p = softmax z(x): D(v) = log p_t(x + v) - log p_t(x). Log-sum-exp is convex,
+so lse z(x + v) >= lse z(x) + p . (z(x + v) - z(x)), hence D(v) <= U(v) = [z_t(x + v) - z_t(x)] - p . [z(x + v) - z(x)],
+and U - D = KL(p || softmax z(x + v)) exactly. U needs two inner products per unit (and a squared norm where the scale
+is recomputed), not a product with the vocabulary. Units are scored exactly in the order of U, in chunks, until the next
+U is not above the k-th best: nothing that was left out can belong to the result.
 
 With several target tokens their own log-sum-exp is computed exactly. With a softcap c tanh(u / c) the exponential of it
 is convex below a threshold, where lse z' - lse z >= log(1 + sum p_i cap'(u_i) (u_i' - u_i)); units that may leave that
@@ -23,6 +23,7 @@ from torch import Tensor
 from mainstem.analysis.bases import Entry, entries
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import log_probability
+from mainstem.analysis.lower_bounds import Base, Tails
 from mainstem.analysis.parts import Group
 from mainstem.analysis.readout import (
     NormConvention,
@@ -66,19 +67,6 @@ class Search:
     slack: float
 
 
-@dataclass(frozen=True, eq=False)
-class _Base:
-    """What all units of one sublayer share: the stream before them, its logits, and the directions of the bound."""
-
-    entry: Entry
-    x: Float[Tensor, " d_model"]
-    u: Float[Tensor, " d_vocab"]
-    log_p: float
-    p: Float[Tensor, " d_vocab"]
-    directions: Float[Tensor, "d_model top"]
-    offset: Float[Tensor, " top"]
-
-
 class IncreaseSearch:
     """Searches one decomposition for the units with the largest increase of one target."""
 
@@ -98,7 +86,7 @@ class IncreaseSearch:
         shared = dict(zip(used, self._bases(list(used.values())), strict=True))
         self.bases = {unit: replace(shared[places[unit].base_node], entry=places[unit]) for unit in units}
 
-    def _bases(self, used: list[Entry]) -> list[_Base]:
+    def _bases(self, used: list[Entry]) -> list[Base]:
         """For all distinct bases at once: two products with the unembedding."""
         if not used:
             return []
@@ -118,10 +106,10 @@ class IncreaseSearch:
                 directions = torch.stack([*own, token_direction(readout, means[i], one)], -1)
                 offset = entry.base @ directions
                 made = (float(log_p[i]), p[i], directions.to(self.dtype), offset.to(self.dtype))
-                out.append(_Base(entry, entry.base, u[i], *made))
+                out.append(Base(entry, entry.base, u[i], *made))
         return out
 
-    def bounds(self, group: Group, base: _Base) -> Float[Tensor, " part"]:
+    def bounds(self, group: Group, base: Base) -> Float[Tensor, " part"]:
         """U of every unit of a group."""
         dots = base.entry.dot(group, base.directions)
         if self.scale is not None:
@@ -138,7 +126,7 @@ class IncreaseSearch:
         bound = torch.where(mean > -1 + 1e-6, gain - lowest, torch.inf)
         return torch.where(self._stays_convex(group, base), bound, torch.inf)
 
-    def _scales(self, group: Group, base: _Base) -> tuple[Tensor, Tensor]:
+    def _scales(self, group: Group, base: Base) -> tuple[Tensor, Tensor]:
         """The norm's scale before and after each unit is added."""
         norm = self.readout.norm
         if norm is None:
@@ -153,7 +141,7 @@ class IncreaseSearch:
         after = ((size + 2 * cross + square).clamp_min(0) / width + norm.eps).rsqrt().to(self.dtype)
         return before, after
 
-    def _stays_convex(self, group: Group, base: _Base) -> Tensor:
+    def _stays_convex(self, group: Group, base: Base) -> Tensor:
         """Whether no logit can leave the range in which the exponential of the softcap is convex."""
         cap = self.readout.softcap
         assert cap is not None
@@ -169,7 +157,7 @@ class IncreaseSearch:
             reach = torch.full_like(size, largest * gain * width**0.5)
         return reach <= threshold
 
-    def score(self, bases: list[_Base], vectors: Float[Tensor, "top d_model"]) -> tuple[Tensor, Tensor]:
+    def score(self, bases: list[Base], vectors: Float[Tensor, "top d_model"]) -> tuple[Tensor, Tensor]:
         """Exact increases of vectors as they enter the stream, each on its own base, and their KL gaps."""
         states = torch.stack([base.x for base in bases]) + vectors
         logits = logits_of(self.readout, states, self.scale)
@@ -179,9 +167,15 @@ class IncreaseSearch:
         divergence = (p.clamp_min(1e-45).log() - logits.log_softmax(-1)).mul_(p).sum(-1)
         return after - before, divergence
 
-    def top(self, count: int, exhaustive: bool = False) -> Search:
-        """The `count` units with the largest increase."""
-        bounds = [self.bounds(g, self.bases[o]) for g, o in zip(self.groups, self.owners, strict=True)]
+    def top(self, count: int, negative: bool = False, exhaustive: bool = False) -> Search:
+        """The `count` units with the largest increase or, with `negative`, the smallest."""
+        pairs = [(g, self.bases[o]) for g, o in zip(self.groups, self.owners, strict=True)]
+        if negative:
+            tails = Tails(self.readout, self.ids, self.scale)
+            bounds = [-tails.bounds(group, base) for group, base in pairs]
+        else:
+            bounds = [self.bounds(group, base) for group, base in pairs]
+        sign = -1 if negative else 1
         total = sum(len(b) for b in bounds)
         if not total:
             return Search([], 0, 0, SLACK)
@@ -195,13 +189,15 @@ class IncreaseSearch:
             if not exhaustive and float(flat[order[done]]) < kth - SLACK:
                 break
             places = order[done : done + chunk]
-            best += self._score_places(places, starts, flat)
+            best += self._score_places(places, starts, flat, sign)
             done += len(places)
             chunk = min(2 * chunk, LARGEST_CHUNK)
-        found = [self._found(entry, starts) for entry in sorted(best, key=lambda s: -s[0])[: 2 * count]]
-        return Search(order_ties(found)[:count], total, done, SLACK)
+        found = [self._found(entry, starts, sign) for entry in sorted(best, key=lambda s: -s[0])[: 2 * count]]
+        return Search(order_ties(found, sign)[:count], total, done, SLACK)
 
-    def _score_places(self, places: Tensor, starts: Tensor, flat: Tensor) -> list[tuple[float, float, float, int]]:
+    def _score_places(
+        self, places: Tensor, starts: Tensor, flat: Tensor, sign: int
+    ) -> list[tuple[float, float, float, int]]:
         which = torch.searchsorted(starts.to(places.device), places, right=True) - 1
         order, bases, vectors = [], [], []
         for number in which.unique().tolist():
@@ -212,25 +208,26 @@ class IncreaseSearch:
             order.append(chosen)
         chosen = torch.cat(order)
         values, gaps = self.score(bases, torch.cat(vectors))
+        values = sign * values
         return list(zip(values.tolist(), flat[chosen].tolist(), gaps.tolist(), chosen.tolist(), strict=True))
 
-    def _found(self, entry: tuple[float, float, float, int], starts: Tensor) -> Found:
+    def _found(self, entry: tuple[float, float, float, int], starts: Tensor, sign: int) -> Found:
         increase, bound, gap, place = entry
         number = int(torch.searchsorted(starts, torch.tensor(place), right=True)) - 1
         index = place - int(starts[number])
         group = self.groups[number]
-        return Found(group.units[index], group, index, increase, bound - SLACK / 2, gap)
+        return Found(group.units[index], group, index, sign * increase, sign * (bound - SLACK / 2), gap)
 
 
 def _chunks(items: list[Entry], size: int) -> list[list[Entry]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def order_ties(found: list[Found]) -> list[Found]:
+def order_ties(found: list[Found], sign: int = 1) -> list[Found]:
     """By score; units whose scores differ by less than the slack are ties, in the order of their addresses."""
     out: list[Found] = []
     run: list[Found] = []
-    for item in sorted(found, key=lambda f: -f.increase):
+    for item in sorted(found, key=lambda f: -sign * f.increase):
         if run and abs(run[0].increase - item.increase) > SLACK:
             out += sorted(run, key=lambda f: f.unit.sort_key)
             run = []

@@ -24,6 +24,7 @@ class Warning:
     value: float
 
     def as_dict(self) -> dict[str, Any]:
+        """As it stands in a JSON document."""
         return asdict(self)
 
 
@@ -95,7 +96,7 @@ def lens_warning(lens: Lens) -> list[Warning]:
     if lens.norm == "frozen" and relative > 0.95:
         text = f"under the frozen norm early states are near uniform ({relative:.0%} of the largest entropy)."
     elif lens.norm == "recompute" and relative < 0.3:
-        text = f"under a recomputed norm early states are peaked ({relative:.0%} of the largest entropy): they echo a token."
+        text = f"under a recomputed norm early states are peaked: {relative:.0%} of the largest entropy."
     else:
         return []
     return [Warning("early-lens", text, round(relative, 4))]

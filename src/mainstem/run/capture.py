@@ -117,7 +117,8 @@ def capture(
         edits: taps that change the run; what is kept is what was there after them.
         forward: further arguments of the forward call (attention mask, position ids).
     """
-    keeper = _Keeper(*input_ids.shape, destinations)
+    batch, positions = input_ids.shape
+    keeper = _Keeper(batch, positions, destinations)
     out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, [], [])
     out.writes = [torch.empty(0)] * len(anatomy.writes)
     out.reads = [torch.empty(0)] * len(anatomy.reads)
@@ -195,16 +196,16 @@ def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> T
 
         run.value = distinct(leaves[core.slots["value"]], core.layouts["value"], core.value_groups)
         if not core.fused:
-            pattern = pattern_rows(leaves[core.slots["pattern"]].detach(), core.layouts["pattern"], core.sizes, keeper.batch)
-            run.pattern = rows(pattern)
+            seen = leaves[core.slots["pattern"]].detach()
+            run.pattern = rows(pattern_rows(seen, core.layouts["pattern"], core.sizes, keeper.batch))
             return
         run.key = distinct(leaves[core.slots["key"]], core.layouts["key"], core.key_groups)
         query = query_rows(leaves[core.slots["query"]].detach(), core.layouts["query"], core.sizes, keeper.batch)
         run.query = rows(query)
         mask = argument("attn_mask")
         if isinstance(mask, Tensor):
-            full = mask.expand(keeper.batch, *mask.shape[1:]) if mask.dim() == 4 else mask.expand(keeper.batch, 1, *mask.shape[-2:])
-            run.mask = rows(full)
+            middle = mask.shape[1:] if mask.dim() == 4 else (1, *mask.shape[-2:])
+            run.mask = rows(mask.expand(keeper.batch, *middle))
         causal = argument("is_causal")
         run.causal = bool(causal) if causal is not None else core.causal
 
@@ -231,10 +232,12 @@ def _at_rows(parts: ExpertParts, rows: Int[Tensor, " pair"]) -> ExpertParts:
             bias = None if product.bias is None else product.bias[used].clone()
             kept.append(
                 ExpertRows(
-                    product.expert[used], product.hidden[used].clone(), weight[:, used], product.matrix.detach(),
-                    product.transposed, bias,
+                    product.expert[used],
+                    product.hidden[used].clone(),
+                    weight[:, used],
+                    product.matrix.detach(),
+                    product.transposed,
+                    bias,
                 )
             )
     return ExpertParts(tuple(kept), parts.constant[rows].clone())
-
-

@@ -49,7 +49,7 @@ class Inputs:
 
 
 def accepted(module: torch.nn.Module) -> set[str]:
-    """The keyword arguments that a model's forward takes: its own and, where it passes any on, those of the model inside."""
+    """The keyword arguments that a model's forward takes; where it passes any on, those of the model inside too."""
     names: set[str] = set()
     for inner in module.modules():
         parameters = inspect.signature(inner.forward).parameters
@@ -106,7 +106,8 @@ def make_inputs(
         names = accepted(module)
         if "attention_mask" not in names:
             raise PromptError(
-                "this model takes no attention mask, so prompts of different lengths cannot run together", None,
+                "this model takes no attention mask, so prompts of different lengths cannot run together",
+                None,
                 "Trace them one at a time.",
             )
         mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding], device=device)

@@ -106,9 +106,7 @@ def _place(parts: ExpertParts, place: int) -> ExpertParts:
     return ExpertParts(rows, parts.constant[place : place + 1])
 
 
-def _head_run(
-    core: AttentionCore, run: AttentionRun, row: int, place: int, padding: int, index: int
-) -> HeadRun:
+def _head_run(core: AttentionCore, run: AttentionRun, row: int, place: int, padding: int, index: int) -> HeadRun:
     assert run.value is not None
     value = run.value[row, :, padding:]
     if run.pattern is not None:
@@ -141,7 +139,7 @@ def _recomputed(run: AttentionRun, row: int, place: int, padding: int, index: in
 
 
 def channel_factors(core: AttentionCore, gates: dict[Site, Tensor], result: Tensor) -> Tensor:
-    """The factor of each channel from attention's result [n_heads, d_value] to W_O's input, norms at their own scale."""
+    """The factor of each channel from attention's result [n_heads, d_value] to W_O's input, norms at its scale."""
     width = core.channels.numel()
     channels = core.channels.to(result.device)
     current = torch.zeros(width, dtype=torch.float64, device=result.device)

@@ -95,7 +95,8 @@ class RunTrace:
             return self.write(name)
         layer, what = int(found[1]), found[2]
         if layer >= len(self.anatomy.blocks):
-            raise UnitError(f"the model has no block {layer}", name, f"Blocks go from 0 to {len(self.anatomy.blocks) - 1}.")
+            last = len(self.anatomy.blocks) - 1
+            raise UnitError(f"the model has no block {layer}", name, f"Blocks go from 0 to {last}.")
         if what in ("attn_out", "mlp_out"):
             return self.write(f"L{layer}.{what.removesuffix('_out')}")
         if what == "resid_pre":
