@@ -194,22 +194,24 @@ def _source_probe(before: Moment, core: AttentionCore, generator: torch.Generato
     """A source's value zeroed: for one head where the call has a value for each, else for all that share it."""
     heads = before.attention[core.site]
     head, source = _random(core.n_heads, generator), _random(heads.pattern.shape[1], generator)
-    group = heads.group()
-    own = core.value_groups > 1 or heads.value.shape[0] == core.n_heads
+    group, own = heads.group(), not core.fused and core.value_groups * heads.value.shape[0] == core.n_heads
     shared = [head] if own else [h for h in range(core.n_heads) if int(group[h]) == int(group[head])]
     changed = heads.result().clone()
     for h in shared:
         changed[h] -= heads.pattern[h, source] * heads.value[group[h], source].double()
     writes, expected, bound = _attention_change(before, core, changed)
-    argument = head if own else head * heads.value.shape[0] // core.n_heads
 
     def arrange(index: Tensor, batch: int) -> Tensor:
         return heads_first(index, core.layouts["value"], core.sizes, batch)
 
-    edit = _zero_at(arrange, lambda arranged, row: arranged[row, argument, source])
+    def select(arranged: Tensor, row: int) -> Tensor:
+        copies = arranged.shape[1]  # of all the value heads together
+        places = sorted({h * copies // core.n_heads for h in shared})
+        return arranged[row, places, source]
+
     unit = before.anatomy.writes[writes[0]].unit
     address = Unit.subvalue(unit.layer or 0, head, source, nth=unit.nth)
-    return Probe(address, writes, _value_site(core), edit, expected, bound)
+    return Probe(address, writes, _value_site(core), _zero_at(arrange, select), expected, bound)
 
 
 def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: torch.Generator) -> Probe:

@@ -71,7 +71,9 @@ class AttentionCore:
         slots: which argument is "query", "key", "value", "mask", or "pattern" and "value".
         layouts: einops patterns of those arguments' axes.
         channels: [n_heads, d_head] where each coordinate of each head is in W_O's input.
-        key_groups, value_groups: how many neighbouring heads of the argument are copies of one key/value head.
+        n_keys, n_key_value_heads: how many distinct heads the keys and the values have; where an argument has more,
+            neighbours are copies.
+        value_groups: how many neighbouring heads of the values were copies of one in the recorded run.
         scaling: the fused call's scale; None for 1 / sqrt(d_head of the keys).
     """
 
@@ -82,7 +84,7 @@ class AttentionCore:
     sizes: dict[str, int]
     channels: Tensor
     n_key_value_heads: int
-    key_groups: int
+    n_keys: int
     value_groups: int
     causal: bool
     scaling: float | None

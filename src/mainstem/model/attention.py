@@ -7,7 +7,6 @@ model's own views. Raises `LevelRefusedError` with the reason where the structur
 """
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -260,8 +259,8 @@ def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> A
             continue
         tensor = operands.values[name].tensor
         layout = operands.layouts[name]
-        if name == "key" or operands.fused:
-            layout = _with_own_heads(layout, tensor, sizes)
+        if operands.fused:
+            layout = _with_own_heads(layout, sizes)
             operands.layouts[name] = layout
         heads = heads_first(tensor, layout, sizes, 1)
         if heads.shape[2] != positions:
@@ -276,14 +275,14 @@ def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> A
         raise LevelRefusedError(f"{n_heads} heads do not share {n_value} key/value heads evenly", _where(call))
     scale = operands.constants.get("scale")
     return AttentionCore(
-        site=Site(call.frame.path, call.frame.call, "arguments", 0, call.name, call.ordinal),
+        site=Site(call.frame.path, call.frame.call, "arguments", 0, call.key, call.ordinal),
         fused=operands.fused,
         slots=operands.slots,
         layouts=operands.layouts,
         sizes=sizes,
         channels=channels,
         n_key_value_heads=n_value,
-        key_groups=groups.get("key", 1),
+        n_keys=groups.get("key_heads", 1) // groups.get("key", 1),
         value_groups=groups["value"],
         causal=bool(operands.constants.get("is_causal", False)),
         scaling=None if scale is None or isinstance(scale, Value) else float(scale),
@@ -291,11 +290,13 @@ def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> A
     )
 
 
-def _with_own_heads(layout: str, tensor: Tensor, sizes: dict[str, int]) -> str:
-    """The layout with the number of heads that the tensor itself has (fewer, where the kernel groups queries)."""
+def _with_own_heads(layout: str, sizes: dict[str, int]) -> str:
+    """The layout of keys or values of the fused kernel, whose number of heads is the tensor's own.
+
+    It may be that of the key/value heads in one run and that of the heads in the next, as it takes a mask or not.
+    """
     axes = _axes(layout)
     for i, axis in enumerate(axes):
-        names = [n for n in axis.strip("()").split(" ") if n in sizes]
-        if names and tensor.shape[i] != prod(sizes[n] for n in names):
-            axes[i] = "own" if "b" not in axis else "(b own)"
+        if any(name in sizes for name in axis.strip("()").split(" ")):
+            axes[i] = "own" if "b" not in axis.strip("()").split(" ") else "(b own)"
     return " ".join(axes)

@@ -80,7 +80,7 @@ def expert_sum(leaf: Value, inputs: Sequence[Value]) -> ExpertSum | None:
     if not products or frame is None or leaf.call is None:
         return None
     slot = next((i for i, v in enumerate(frame.outputs) if v is not None and _same(v, leaf)), None)
-    site = ExpertSite(frame.path, frame.call, slot, leaf.call.name, leaf.call.ordinal)
+    site = ExpertSite(frame.path, frame.call, slot, leaf.call.key, leaf.call.ordinal)
     try:
         rows = expert_parts(leaf, inputs).rows
     except Unreadable as error:
@@ -105,7 +105,7 @@ def find_sum(recording: Recording, frame: Frame, site: ExpertSite) -> Value:
         if (
             call is not None
             and call.frame is frame
-            and call.name == site.function
+            and call.key == site.function
             and call.ordinal == site.ordinal
         ):
             return value

@@ -30,7 +30,7 @@ class Site:
         call: which call of that module in one forward pass, counted from 0.
         where: "input" or "output" of the module, or "arguments" or "result" of a function called inside it.
         slot: which leaf of the inputs, outputs, arguments or results.
-        function: the name of the function, for "arguments" and "result".
+        function: the function (see `counted_by`), for "arguments" and "result".
         ordinal: which call of that function inside the module's call, calls in nested modules not counted (how many
             those make may depend on the tokens, as where experts are chosen).
         overwritten: whether the model changes the tensor in place later, so that a copy must be kept.
@@ -63,6 +63,14 @@ def function_name(func: Any) -> str:
     return name
 
 
+def counted_by(name: str, args: tuple) -> str:
+    """What a call is counted by: its function, and the equation of a contraction.
+
+    A contraction that a run adds, for a mask, then does not shift the count of another.
+    """
+    return f"{name} {args[0]}" if args and isinstance(args[0], str) else name
+
+
 def _apply(taps: list[Tap], tree: Any) -> Any | None:
     """Shows the leaves of `tree` to every tap; the rebuilt tree if one of them replaced a leaf, else None."""
     leaves = leaves_of(tree)
@@ -86,12 +94,16 @@ class _FunctionTaps(TorchFunctionMode):
         self.owner = owner
         self.taps = taps
         self.names = {name for _, name, _ in taps}
+        self.functions = {name.split(" ", 1)[0] for name in self.names}
         self.counts: Counter[str] = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name = function_name(func)
-        if self.owner.nested or name not in self.names:
+        name = function_name(func) if not self.owner.nested else ""
+        if name not in self.functions:
+            return func(*args, **kwargs)
+        name = counted_by(name, args)
+        if name not in self.names:
             return func(*args, **kwargs)
         ordinal = self.counts[name]
         self.counts[name] += 1

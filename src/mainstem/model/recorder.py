@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mainstem.model.hooks import around_call, function_name, watch_calls
+from mainstem.model.hooks import around_call, counted_by, function_name, watch_calls
 from mainstem.model.trees import leaves_of, map_leaves
 
 
@@ -86,6 +86,11 @@ class Call:
                 seen.setdefault(leaf.id, leaf)
         self._operands = list(seen.values())
         self._active = [value for value in self._operands if value.active]
+
+    @property
+    def key(self) -> str:
+        """What the call is counted by."""
+        return counted_by(self.name, self.args)
 
     def operands(self) -> list[Value]:
         """Distinct values among the arguments, in their order."""
@@ -170,7 +175,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         leaves = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name = function_name(func)
-        ordinals = self._count(name)
+        ordinals = self._count(counted_by(name, args))
         if any(torch._C._functorch.is_functorch_wrapped_tensor(leaf) for leaf in leaves):
             return func(*args, **kwargs)
         if leaves and _changes_in_place(name, kwargs):
@@ -192,7 +197,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _count(self, name: str) -> int:
-        """Counts the call in the innermost module call; how many of its name came before it there."""
+        """Counts the call in the innermost module call; how many of its kind came before it there."""
         counts = self.calls if self.frame is None else self.frame.counts
         counts[name] += 1
         return counts[name] - 1

@@ -69,7 +69,7 @@ class SiteFinder:
                     call.frame.call,
                     "result",
                     slot,
-                    call.name,
+                    call.key,
                     call.ordinal,
                     candidate.overwritten,
                     self._positions_first(candidate),
@@ -99,7 +99,7 @@ class SiteFinder:
         """The site of `value` as an argument of `call`."""
         assert call.frame is not None
         slot = argument_slot(call, value)
-        return Site(call.frame.path, call.frame.call, "arguments", slot, call.name, call.ordinal)
+        return Site(call.frame.path, call.frame.call, "arguments", slot, call.key, call.ordinal)
 
     def views_of(self, value: Value) -> list[Value]:
         """`value` and the values that hold the same elements in the same order and dtype."""

@@ -181,8 +181,9 @@ def _gate_rows(keeper: _Keeper, step: PreStep):
 
 
 def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
-    def distinct(tensor: Tensor, layout: str, group: int) -> Tensor:
+    def distinct(tensor: Tensor, layout: str, count: int) -> Tensor:
         heads = heads_first(tensor.detach(), layout, core.sizes, keeper.batch)
+        group = heads.shape[1] // count
         return heads[:, ::group].clone() if group > 1 else heads
 
     def rows(tensor: Tensor) -> Tensor:
@@ -194,12 +195,12 @@ def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> T
         def argument(name: str):
             return leaves[core.slots[name]] if name in core.slots else None
 
-        run.value = distinct(leaves[core.slots["value"]], core.layouts["value"], core.value_groups)
+        run.value = distinct(leaves[core.slots["value"]], core.layouts["value"], core.n_key_value_heads)
         if not core.fused:
             seen = leaves[core.slots["pattern"]].detach()
             run.pattern = rows(pattern_rows(seen, core.layouts["pattern"], core.sizes, keeper.batch))
             return
-        run.key = distinct(leaves[core.slots["key"]], core.layouts["key"], core.key_groups)
+        run.key = distinct(leaves[core.slots["key"]], core.layouts["key"], core.n_keys)
         query = query_rows(leaves[core.slots["query"]].detach(), core.layouts["query"], core.sizes, keeper.batch)
         run.query = rows(query)
         mask = argument("attn_mask")
