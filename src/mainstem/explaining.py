@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from mainstem.analysis import warnings as warn
-from mainstem.analysis.attribution import Scored, attribute, nats, promoted
+from mainstem.analysis.attribution import Scored, attribute, functional, nats, promoted
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import increases
-from mainstem.analysis.lens import lens
+from mainstem.analysis.lens import Lens, lens
 from mainstem.analysis.ranking import KIND_LEVELS, RANKINGS, Ranking, rank
 from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.analysis.recomputed import direct_recomputed
@@ -68,9 +68,10 @@ def explain(
     wanted = _target(trace, target, against, position, row)
     ranking = rank(decompositions, wanted, score, norm, set(kinds), negative, exhaustive, top)
     certificate = _certificate(trace, main, wanted, row)
-    layers = _layers(trace, decompositions["sublayers"], wanted)
+    states = lens(decompositions["sublayers"])
+    layers = _layers(trace, states, decompositions["sublayers"], wanted)
     token, rivals = _tokens(trace, wanted, position, row)
-    found = _warnings(trace, main, ranking, row)
+    found = _warnings(trace, main, ranking, states, row)
     anatomy, loaded = trace.model.anatomy, trace.model.loaded
     return Explanation(
         provenance=trace.model.provenance(),
@@ -161,8 +162,7 @@ def _certificate(trace: "Trace", main: Decomposition, target: Target, row: int) 
     )
 
 
-def _layers(trace: "Trace", sublayers: Decomposition, target: Target) -> list[LayerRow]:
-    states = lens(sublayers)
+def _layers(trace: "Trace", states: Lens, sublayers: Decomposition, target: Target) -> list[LayerRow]:
     ids = torch.tensor(target.ids, device=states.logits.device)
     course = states.log_probabilities[:, ids].double().logsumexp(-1)
     direct: dict[str, float] = defaultdict(float)
@@ -208,7 +208,7 @@ def _values(trace: "Trace", decompositions, ranking: Ranking, target: Target, no
         own = [i for i, part in enumerate(ranked) if any(part.group is g for g in decomposition.groups)]
         found = increases(decomposition, [ranked[i] for i in own], target, norm)
         increase |= dict(zip(own, found, strict=True))
-    shares = {score: attribute(main, target, score).functional for score in ("direct", "additive")}
+    shares = {score: functional(main, target, score) for score in ("direct", "additive")}
     recomputed = _recomputed(decompositions, ranked, target) if norm == "recompute" else {}
     tokens = trace.tokens(row)
     rows = []
@@ -272,7 +272,7 @@ def _notes(trace: "Trace", target: Target, position: int, row: int) -> list[str]
     ]
 
 
-def _warnings(trace: "Trace", main: Decomposition, ranking: Ranking, row: int):
+def _warnings(trace: "Trace", main: Decomposition, ranking: Ranking, states: Lens, row: int):
     tokenizer = trace.model.tokenizer
     bos = getattr(tokenizer, "bos_token_id", None)
     begins = bos is not None and trace.ids(row)[0] == bos
@@ -280,6 +280,6 @@ def _warnings(trace: "Trace", main: Decomposition, ranking: Ranking, row: int):
     found += warn.tied_warning(main)
     for made in ranking.attributions:
         found += warn.cancel_warning(made)
-    found += warn.lens_warning(lens(main))
+    found += warn.lens_warning(states)
     found += warn.chat_warning(bool(getattr(tokenizer, "chat_template", None)), trace.chat)
     return list({w.code: w for w in found}.values())

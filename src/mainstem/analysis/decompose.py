@@ -9,6 +9,7 @@ Removing a subvalue subtracts pattern x W_O v; the pattern is not renormalised.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -152,8 +153,12 @@ def product_bound(matrix: Tensor, z: Tensor, dtype: torch.dtype, extra: Tensor |
     """
     unit = torch.finfo(dtype).eps / 2
     inner = torch.finfo(torch.float32).eps / 2 if torch.finfo(dtype).bits < 32 else unit
-    size = matrix.double().abs() @ (z.double().abs() * inner * z.shape[-1] ** 0.5 + (0 if extra is None else extra))
-    return size + unit * (matrix.double() @ z.double()).abs()
+    work = torch.float64 if matrix.dtype == torch.float64 else torch.float32  # a bound needs no more
+    entering = z.to(work).abs() * (inner * z.shape[-1] ** 0.5)
+    if extra is not None:
+        entering = entering + extra.to(work)
+    weight = matrix.to(work)
+    return (weight.abs() @ entering + unit * (weight @ z.to(work)).abs()).double()
 
 
 def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap, level: str) -> list[Group]:
@@ -170,9 +175,10 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
         blocks = matrix.double()[:, channels]  # [d_model, n_heads, d_value]
         values = torch.einsum("dhj,hj->hd", blocks, z.double()[channels])
         units = [Unit.head(layer, h, nth=nth) for h in range(n_heads)]
-        return [_vectors(units, "head", values, tail, unit, lambda: product_bound(matrix, z, write.dtype))]
+        return [_vectors(units, "head", values, tail, unit, cache(lambda: product_bound(matrix, z, write.dtype)))]
     outputs = (matrix.double() * heads.multiplier)[:, channels].permute(1, 0, 2)
 
+    @cache
     def bound() -> Tensor:
         return product_bound(matrix, z, write.dtype, _value_error(heads, channels, z))
 
@@ -223,6 +229,7 @@ def _neuron_group(moment: Moment, index: int, write: Write, tail: LinearMap) -> 
         grid = UnitGrid(len(activations), lambda i: Unit.shared_neuron(layer, expert, i, nth=nth))
         kind = "expert_neuron"
 
+    @cache
     def bound() -> Tensor:
         return product_bound(matrix, activations, write.dtype)
 
@@ -253,6 +260,7 @@ def _expert_group(rows: ExpertRows, row: int, write: Write, tail: LinearMap) -> 
     coefficients = rows.hidden[row].double() * weight
     grid = UnitGrid(len(coefficients), lambda i: Unit.expert_neuron(layer, expert, i, nth=nth))
 
+    @cache
     def bound() -> Tensor:
         return product_bound(matrix, rows.hidden[row], write.dtype) * weight.abs() * 4
 
