@@ -14,11 +14,10 @@ from torch import Tensor
 
 from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import AttentionCore, PreStep
-from mainstem.model.behaviour import index_map
 from mainstem.model.hooks import Site
 from mainstem.model.layouts import by_position, fit_output_layout, repeats
 from mainstem.model.paths import FUSED, Path, PathStep, pattern_operands
-from mainstem.model.program import argument_slot, one_call
+from mainstem.model.program import argument_slot
 from mainstem.model.recorder import Call, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.trees import leaves_of
@@ -107,9 +106,8 @@ def _follow(start: Value, steps: list[PathStep], index: Tensor | None = None) ->
     current = torch.arange(start.tensor.numel()).reshape(start.shape) if index is None else index
     for step in steps:
         if step.kind == "view":
-            moved = index_map(one_call(step.value, [step.source]), step.source.tensor)
-            assert moved is not None
-            current = current.reshape(-1)[moved.cpu().reshape(-1)].reshape(step.value.shape)
+            assert step.index is not None
+            current = current.reshape(-1)[step.index.reshape(-1)].reshape(step.value.shape)
         else:
             current = current.reshape(step.value.shape)
     return current

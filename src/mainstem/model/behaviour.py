@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mainstem.model.norms import PROBE
-from mainstem.model.program import Program, probe_dtype
+from mainstem.model.program import Program, near, normal, probe_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,6 @@ def affine(program: Program | None, operands: list[Tensor], width: int) -> Affin
     if program is None or not all(operand.is_floating_point() for operand in operands):
         return None
     tolerance = 100 * PROBE
-    generator = torch.Generator().manual_seed(1)
 
     def run(values: list[Tensor]) -> Tensor:
         return program(*values).double().reshape(-1, width)
@@ -39,12 +38,12 @@ def affine(program: Program | None, operands: list[Tensor], width: int) -> Affin
     try:
         constant = run(list(zeros))
         factors = []
-        for i, operand in enumerate(operands):
+        for i in range(len(operands)):
             values = list(zeros)
             values[i] = torch.ones_like(zeros[i])
             factors.append(run(values) - constant)
         for size in (1.0, 40.0):
-            probes = [(torch.randn(zero.shape, generator=generator) * size).to(zero) for zero in zeros]
+            probes = [(normal(tuple(z.shape), int(size) + k) * size).to(z) for k, z in enumerate(zeros)]
             expected = constant.clone()
             magnitude = constant.abs()
             for factor, probe in zip(factors, probes, strict=True):
@@ -81,11 +80,10 @@ def index_map(program: Program | None, operand: Tensor) -> Tensor | None:
             weight *= base
         if index is None or bool((index >= count).any()):
             return None
-        generator = torch.Generator().manual_seed(2)
-        probe = torch.randn(count, generator=generator).to(dtype=operand.dtype, device=operand.device)
+        probe = normal((count,), 2).to(dtype=operand.dtype, device=operand.device)
         out = program(probe.reshape(operand.shape))
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
     expected = probe[index.reshape(-1)].reshape(index.shape)
-    same = torch.allclose(out.double(), expected.double(), rtol=2 * torch.finfo(torch.bfloat16).eps, atol=0)
+    same = near(out.double(), expected.double(), rtol=2 * torch.finfo(torch.bfloat16).eps)
     return index if same else None

@@ -7,7 +7,9 @@ of a class or a configuration key; what cannot be seen in the operations is refu
 Cost: one forward pass of about a dozen tokens with every intermediate kept, and small probes of single operations.
 """
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,7 +41,12 @@ def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
         NoLanguageHeadError: if the run returns no logits.
         RefusedError, ParallelStreamsError: if the stream cannot be discovered; the message names the place.
     """
-    ids = probe_ids(model)
+    with _without_collection():
+        return _discover(model, probe_ids(model), forward)
+
+
+def _discover(model: torch.nn.Module, ids: Tensor, forward: dict[str, Any]) -> Anatomy:
+    other_end = _run_with_another_end(model, ids, forward)  # first: some models rebuild modules when first run
     recording = record(model, ids, **forward)
     logits = recording.result["logits"]
     if not isinstance(logits, Tensor) or logits.dim() != 3:
@@ -72,11 +79,23 @@ def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
         readout=readout,
         sizes=_sizes(labelled.writes, len(blocks), walk.width, logits.shape[-1], labelled, reads.query_width),
         tied=_tied(recording, readout.unembedding),
-        causal=is_causal(model, ids, logits, **forward),
+        causal=_agree_before_the_end(logits, other_end),
         positions=_position_scheme(labelled.writes),
         dtype=root.tensor.dtype,
         notes=tuple(labelled.notes),
     )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python's cycle collector would walk the whole recording again and again, a fifth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def probe_ids(model: torch.nn.Module) -> Tensor:
@@ -195,12 +214,15 @@ def _position_scheme(writes: list[Write]) -> str:
     )
 
 
-@torch.no_grad()
-def is_causal(model: torch.nn.Module, ids: Tensor, logits: Tensor, **forward: Any) -> bool:
-    """Whether changing the last of `ids` leaves the predictions at all earlier positions as in `logits`."""
+def _run_with_another_end(model: torch.nn.Module, ids: Tensor, forward: dict[str, Any]) -> Any:
+    """The logits where the last token is another one."""
     changed = ids.clone()
     changed[0, -1] = ids[0, 0]
     result = model(input_ids=changed, **forward)
-    before, after = logits, result.logits if hasattr(result, "logits") else result
-    scale = before.double().abs().max()
-    return bool((before[:, :-1].double() - after[:, :-1].double()).abs().max() <= 1e-3 * scale)
+    return result.logits if hasattr(result, "logits") else result
+
+
+def _agree_before_the_end(logits: Tensor, other: Tensor) -> bool:
+    """Whether the model is causal: another last token leaves the predictions at all earlier positions as they were."""
+    difference = (logits[:, :-1].double() - other[:, :-1].double()).abs().max()
+    return bool(difference <= 1e-3 * logits.double().abs().max())

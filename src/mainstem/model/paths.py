@@ -13,7 +13,7 @@ from torch import Tensor
 from mainstem.model.anatomy import Projection
 from mainstem.model.behaviour import affine, index_map
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm, recorded_error
-from mainstem.model.program import Program, extract, one_call, probe_dtype, zeros_like
+from mainstem.model.program import Program, extract, near, one_call, probe_dtype, zeros_like
 from mainstem.model.recorder import Call, Value
 from mainstem.model.stream import PRODUCTS, is_weight_product
 
@@ -24,7 +24,10 @@ FUSED = "scaled_dot_product_attention"
 
 @dataclass(eq=False)
 class PathStep:
-    """One step of a path: `kind` is product, view, factor, gate or norm; `value` its result, `source` its input."""
+    """One step of a path: `kind` is product, view, factor, gate or norm; `value` its result, `source` its input.
+
+    `index` says for a view where each element comes from.
+    """
 
     kind: str
     value: Value
@@ -32,6 +35,7 @@ class PathStep:
     factor: Tensor | None = None
     gate: Value | None = None
     norm: Norm | None = None
+    index: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -130,15 +134,16 @@ def _step(value: Value, call: Call, through_gates: bool, depth: int) -> PathStep
 
 def _plain_step(value: Value, operand: Value) -> PathStep | None:
     program = one_call(value, [operand])
-    if index_map(program, operand.tensor) is not None:
-        return PathStep("view", value, operand)
+    index = index_map(program, operand.tensor)
+    if index is not None:
+        return PathStep("view", value, operand, index=index.cpu())
     if operand.tensor.numel() != value.tensor.numel():
         return None
     form = affine(program, [operand.tensor], value.shape[-1])
     if form is None or form.constant.any():
         return None
     factor = form.factors[0]
-    if not torch.allclose(factor, factor[:1].expand_as(factor), rtol=1e-5, atol=1e-9):
+    if not near(factor, factor[:1], rtol=1e-5, atol=1e-9):
         return None
     return PathStep("factor", value, operand, factor=factor[0])
 

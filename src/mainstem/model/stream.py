@@ -16,7 +16,7 @@ from torch import Tensor
 from mainstem.errors import ParallelStreamsError, RefusedError
 from mainstem.model.behaviour import Affine, affine, index_map
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
-from mainstem.model.program import extract, one_call, probe_like
+from mainstem.model.program import extract, near, one_call, probe_like
 from mainstem.model.recorder import Call, Recording, Value
 
 PRODUCTS = frozenset(
@@ -219,13 +219,13 @@ def _shape_alone(value: Value, depth: int = 0) -> bool:
 
 def _same_everywhere(rows: Tensor) -> bool:
     """Whether all positions have the same row."""
-    return torch.allclose(rows, rows[:1].expand_as(rows), rtol=1e-5, atol=1e-9)
+    return near(rows, rows[:1], rtol=1e-5, atol=1e-9)
 
 
 def _constant(row: Tensor) -> Tensor | float:
     row = row.detach()
     first = float(row[0])
-    if torch.allclose(row, torch.full_like(row, first), rtol=1e-6, atol=0):
+    if near(row, torch.full_like(row, first), rtol=1e-6):
         return float(round(first)) if abs(first - round(first)) < 1e-6 else first
     return row
 
