@@ -46,7 +46,7 @@ bench: $(STAMPS)/dev  ## cost of capture and decomposition, as ratios to the bar
 	$(BIN)/python -m benchmarks.capture
 
 bench-peers: $(STAMPS)/dev  ## the same beside other tools, each in an environment of its own
-	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers --install
 
 zoo: $(STAMPS)/dev  ## what is exact and what is refused, family by family
 	$(TEST_ENV) $(BIN)/python -m tests.zoo_table
