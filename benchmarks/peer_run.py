@@ -1,4 +1,4 @@
-"""One peer's capture of the default model over its own bare forward; run by `benchmarks.peers` in the peer's environment.
+"""One peer's capture over its own bare forward; run by `benchmarks.peers` in the peer's environment.
 
     python peer_run.py PEER MODEL_DIRECTORY ROUNDS LENGTH...
 
