@@ -1,0 +1,193 @@
+"""The commands and what is common to them: shared options, errors as messages, results as documents."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from mainstem.cli import BROKEN_PIPE, INTERRUPTED
+from mainstem.cli import options as o
+from mainstem.cli.options import Common
+from mainstem.cli.running import Run
+from mainstem.errors import MainstemError
+
+app = typer.Typer(
+    name="mainstem",
+    help="Who wrote what into a transformer's residual stream, with proof that the account is complete.",
+    epilog="Exit status: 0 done, 1 refused or failed, 2 wrong usage. Documentation: docs/command-line.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="Text, taken literally; - is standard input.")]
+Position = Annotated[int, typer.Option(metavar="N", help="The destination, from 0; -1 is the last token.")]
+Top = Annotated[int, typer.Option(metavar="N", min=1, help="How many to list.")]
+
+
+@app.callback()
+def _application(version: o.Version = False) -> None:
+    pass
+
+
+def command(body: Callable) -> Callable:
+    """Makes a command of a function that takes a `Run` and options and returns a result.
+
+    The common options are added to its own; the result is written where they say.
+    """
+    own = list(inspect.signature(body).parameters.values())[1:]
+    hints = Common.annotations()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    common = [
+        inspect.Parameter(name, keyword, default=getattr(Common, name), annotation=hints[name])
+        for name in Common.names()
+    ]
+
+    def run(**given) -> None:
+        shared = Common(**{name: given.pop(name) for name in Common.names()})
+        raise typer.Exit(attempt(lambda: _carry_out(body, shared, given)))
+
+    run.__name__, run.__doc__ = body.__name__, body.__doc__
+    run.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in own] + common)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [*own, *common]}
+    app.command(body.__name__)(run)
+    return body
+
+
+def _carry_out(body: Callable, common: Common, given: dict) -> None:
+    from mainstem.cli import output
+
+    common.chosen_format()
+    output.check_destination(common.out)
+    output.write(body(Run(common), **given), common)
+
+
+def attempt(work: Callable[[], None]) -> int:
+    """Does the work, and gives the exit status; what goes wrong in a way that can be explained is explained."""
+    from mainstem.cli.output import BrokenPipe
+
+    try:
+        work()
+    except MainstemError as error:
+        return complain(str(error), error.exit_code)
+    except MemoryError:
+        return complain("There is not enough memory. Try --dtype bfloat16, a shorter prompt, or a smaller model.")
+    except KeyboardInterrupt:
+        return complain("interrupted", INTERRUPTED)
+    except BrokenPipe:
+        return BROKEN_PIPE
+    except Exception as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, by name: torch may not be there
+            raise
+        return complain("The device is out of memory. Try --dtype bfloat16, a shorter prompt, or --device cpu.")
+    return 0
+
+
+def complain(message: str, status: int = 1) -> int:
+    """Prints one message on standard error."""
+    text = message[:1].upper() + message[1:] if status != INTERRUPTED else message
+    red, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    print(f"{red}mainstem:{plain} {text}", file=sys.stderr, flush=True)
+    return status
+
+
+DEFAULT_PROMPT = "The capital of France is"
+
+
+# --- the verbs --------------------------------------------------------------------------------------------
+
+
+@command
+def explain(
+    run: Run,
+    prompt: Prompt,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN", help="What is explained: text, or id:7042; several make a set. Default: the prediction."
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(metavar="TOKEN", help="A rival of the target; may be repeated.")
+    ] = None,
+    position: Position = -1,
+    score: Annotated[
+        str, typer.Option(metavar="|".join(o.SCORES), help="By what units are ranked: share of the logit, or of log p.")
+    ] = "direct",
+    norm: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(o.NORMS), help="The final norm's scale: the last state's for all, or each its own."
+        ),
+    ] = "frozen",
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND,...", help=f"Units to list: {', '.join(o.KINDS)}. Default: subvalues and neurons."),
+    ] = None,
+    negative: Annotated[bool, typer.Option("--negative", help="List units that speak against the target.")] = False,
+    top: Top = 10,
+):
+    """Say who wrote a prediction, with proof."""
+    o.choice("score", score, o.SCORES)
+    o.choice("norm", norm, o.NORMS)
+    chosen = o.words(kinds or o.DEFAULT_KINDS)
+    for kind in chosen:
+        o.choice("kind", kind, o.KINDS)
+    given = run.prompt(prompt)
+    model = run.open()
+    with run.step("Explaining ..."):
+        return model.explain(
+            given, chat=run.common.chat, target=target or None, against=against or (), position=position, score=score,
+            norm=norm, kinds=chosen, negative=negative, top=top,
+        )  # fmt: skip
+
+
+@command
+def anatomy(
+    run: Run,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="What to run for the shapes; implies --shapes.")
+    ] = None,
+    shapes: Annotated[bool, typer.Option("--shapes", help="Trace the shapes of all tensors of a real run.")] = False,
+):
+    """Print the structure that was discovered."""
+    given = run.prompt(prompt) if prompt is not None else None
+    model = run.open()
+    if given is None and shapes:
+        given = DEFAULT_PROMPT if model.tokenizer is not None else list(range(5))
+    with run.step("Describing ..."):
+        from mainstem.describing import describe_anatomy
+
+        return describe_anatomy(model, given, chat=run.common.chat)
+
+
+@command
+def lens(
+    run: Run,
+    prompt: Prompt,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN", help="A token to follow: text, or id:7042; may be repeated. Default: the prediction."
+        ),
+    ] = None,
+    position: Position = -1,
+    norm: Annotated[
+        str, typer.Option(metavar="|".join(o.NORMS), help="Each state at its own scale, or all at the last state's.")
+    ] = "recompute",
+    top: Top = 5,
+):
+    """Read the stream after every sublayer."""
+    o.choice("norm", norm, o.NORMS)
+    given = run.prompt(prompt)
+    model = run.open()
+    with run.step("Reading ..."):
+        from mainstem.lens_reading import read_lens
+
+        trace = model.trace(given, positions=(position,), chat=run.common.chat)
+        return read_lens(trace, tokens or (), position=position, norm=norm, top=top)  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""The options: those that all commands share, and the words that each choice allows.
+
+The words are repeated here from the modules that define them, because those import torch; a test compares them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, get_type_hints
+
+import typer
+
+import mainstem
+from mainstem.errors import ChoiceError
+
+FORMATS = ("table", "json", "html")
+SCORES = ("direct", "additive")
+NORMS = ("frozen", "recompute")
+KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
+DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
+
+SUFFIXES = {".json": "json", ".html": "html", ".htm": "html"}
+"""What `--out` says about the format, where `--format` says nothing."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mainstem {mainstem.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+]
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every command takes; the fields' annotations are the options."""
+
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="demo, a Hub id, a directory, or a .gguf file.")
+    ] = "demo"
+    dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="float32, bf16, ...; float32 on the CPU by default.")
+    ] = None
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu (the default), cuda, cuda:1, ...")] = None
+    revision: Annotated[str | None, typer.Option(metavar="REVISION", help="Branch, tag or commit of a Hub id.")] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
+    ] = False
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights, which can run code.")] = (
+        False
+    )
+    attn_implementation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="eager, sdpa, ..., as Transformers takes it.")
+    ] = None
+    seed: Annotated[int, typer.Option(metavar="N", help="Of every random choice.")] = 0
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is token ids: '504 3575 282'.")] = False
+    format: Annotated[
+        str | None, typer.Option("--format", "-f", metavar="|".join(FORMATS), help="Of the result; table by default.")
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write to a file; its ending .json or .html sets the format."),
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress messages.")] = False
+    version: Version = False
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of all common options."""
+        return [field.name for field in fields(cls)]
+
+    @classmethod
+    def annotations(cls) -> dict[str, object]:
+        """Each option's annotation, the metadata included."""
+        return get_type_hints(cls, include_extras=True)
+
+    def chosen_format(self) -> str:
+        """The format asked for, by `--format` or by the ending of `--out`; tables otherwise.
+
+        Raises:
+            ChoiceError: an unknown format.
+        """
+        if self.format is not None:
+            return choice("format", self.format, FORMATS)
+        return SUFFIXES.get(self.out.suffix.lower(), "table") if self.out is not None else "table"
+
+
+def choice(name: str, given: str, allowed: Sequence[str]) -> str:
+    """The word itself, if it is allowed.
+
+    Raises:
+        ChoiceError: it is not; the message suggests the nearest that is.
+    """
+    if given not in allowed:
+        raise ChoiceError(name, given, allowed)
+    return given
+
+
+def words(given: Iterable[str]) -> list[str]:
+    """Options that may be repeated and may hold several words with commas between them."""
+    return [word.strip() for text in given for word in text.split(",") if word.strip()]

@@ -1,0 +1,80 @@
+"""Results as tables, JSON and HTML. A report renders the plain data of a result and computes nothing.
+
+    explain   Explanation         ->  explain_terminal   explain_page
+    anatomy   AnatomyDescription  ->  anatomy_terminal   anatomy_page
+    lens      LensReading         ->  lens_terminal      lens_page
+
+No report imports torch: a result that was saved can be rendered without a model.
+"""
+
+import json
+from io import StringIO
+from typing import Protocol
+
+from rich.console import Console
+
+from mainstem.description import AnatomyDescription, LensReading
+from mainstem.explanation import Explanation
+from mainstem.report.text import finite
+
+
+class Document(Protocol):
+    """A result that knows its JSON document."""
+
+    def as_dict(self) -> dict:
+        """The document."""
+        ...
+
+
+def as_json(result: Document) -> str:
+    """One JSON document, with a line break at its end; NaN and infinities are null."""
+    return json.dumps(finite(result.as_dict()), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def print_tables(console: Console, result: Document) -> None:
+    """Prints a result as tables."""
+    # Imported when needed: rich's tables take a tenth of a second.
+    if isinstance(result, Explanation):
+        from mainstem.report.explain_terminal import print_explanation
+
+        print_explanation(console, result)
+    elif isinstance(result, LensReading):
+        from mainstem.report.lens_terminal import print_lens
+
+        print_lens(console, result)
+    elif isinstance(result, AnatomyDescription):
+        from mainstem.report.anatomy_terminal import print_anatomy
+
+        print_anatomy(console, result)
+    else:
+        raise TypeError(f"there is no table for {type(result).__name__}")
+
+
+def as_text(result: Document, width: int | None = None) -> str:
+    """A result's tables as text without colours, for files and pipes; no line ends in spaces."""
+    from mainstem.report.terminal import terminal
+
+    held = StringIO()
+    print_tables(terminal(held, width, colour=False), result)
+    return "\n".join(line.rstrip() for line in held.getvalue().splitlines()) + "\n"
+
+
+def as_html(result: Document) -> str:
+    """A result as one page that needs no network.
+
+    Raises:
+        TypeError: there is no page for results of this class.
+    """
+    if isinstance(result, Explanation):
+        from mainstem.report.explain_page import explanation_page
+
+        return explanation_page(result)
+    if isinstance(result, LensReading):
+        from mainstem.report.lens_page import lens_page
+
+        return lens_page(result)
+    if isinstance(result, AnatomyDescription):
+        from mainstem.report.anatomy_page import anatomy_page
+
+        return anatomy_page(result)
+    raise TypeError(f"there is no page for {type(result).__name__}")
