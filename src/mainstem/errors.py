@@ -99,9 +99,7 @@ class TokenError(UsageError):
 class UnitError(UsageError):
     """A text that is not the address of a unit, or a unit that the model does not have."""
 
-    default_remedy = (
-        "Addresses look like embed, L5.attn, L5.mlp.bias, L9H8, L9H8@3, L9H8.17, L27N846, L12E3N40."
-    )
+    default_remedy = "Addresses look like embed, L5.attn, L5.mlp.bias, L9H8, L9H8@3, L9H8.17, L27N846, L12E3N40."
 
 
 class TargetError(UsageError):
@@ -135,9 +133,7 @@ class ChoiceError(UsageError):
         near = difflib.get_close_matches(str(given).lower(), self.allowed, n=1)
         suggestion = f"Did you mean {near[0]!r}? " if near else ""
         listed = ", ".join(self.allowed) or "nothing, here"
-        super().__init__(
-            f"Unknown {name} {given!r}", where, remedy or f"{suggestion}Choose one of: {listed}."
-        )
+        super().__init__(f"Unknown {name} {given!r}", where, remedy or f"{suggestion}Choose one of: {listed}.")
         self.args = (name, given, self.allowed, where, remedy)
 
 
@@ -182,9 +178,7 @@ class HashMismatchError(LoadError):
         found: The digest that it has.
     """
 
-    default_remedy = (
-        "Nothing was kept. Try again; if it happens twice, another file is offered there: do not use it."
-    )
+    default_remedy = "Nothing was kept. Try again; if it happens twice, another file is offered there: do not use it."
 
     def __init__(
         self,
@@ -216,9 +210,7 @@ class OfflineError(LoadError):
 class PickleRefusedError(LoadError):
     """Weights stored as a pickle, which can run any code when it is opened."""
 
-    default_remedy = (
-        "Convert the weights to safetensors, or, if you trust their author, allow pickles explicitly."
-    )
+    default_remedy = "Convert the weights to safetensors, or, if you trust their author, allow pickles explicitly."
 
 
 class RemoteCodeRefusedError(LoadError):
@@ -316,9 +308,7 @@ class CertificateError(MainstemError):
         tolerance: The error that rounding can explain.
     """
 
-    default_remedy = (
-        "Run in a wider dtype (--dtype float32); if it fails there too, please report the model's class."
-    )
+    default_remedy = "Run in a wider dtype (--dtype float32); if it fails there too, please report the model's class."
 
     def __init__(
         self,
@@ -338,6 +328,4 @@ class CertificateError(MainstemError):
         """Which certificate failed, where, and the error beside its tolerance."""
         if self.relative_error is None or self.tolerance is None:
             return super().description
-        return (
-            f"{super().description}: relative error {self.relative_error:.2g}, tolerance {self.tolerance:.2g}"
-        )
+        return f"{super().description}: relative error {self.relative_error:.2g}, tolerance {self.tolerance:.2g}"

@@ -103,9 +103,7 @@ class Target:
             TargetError: The target is a set, a continuation or a direction.
         """
         if len(self.ids) != 1:
-            raise TargetError(
-                f"The target {self.text!r} is not a single token", remedy="Name one token as the target."
-            )
+            raise TargetError(f"The target {self.text!r} is not a single token", remedy="Name one token as the target.")
         return self.ids[0]
 
 
@@ -154,9 +152,7 @@ def parse_token(text: str, tokenizer: Tokenizer, d_vocab: int) -> int:
     if len(ids) != 1:
         raise _not_one_token(text, ids, tokenizer)
     if ids[0] == getattr(tokenizer, "unk_token_id", None) and text != getattr(tokenizer, "unk_token", None):
-        raise TokenError(
-            f"The vocabulary has no token for {text!r}", remedy="Name another token, or an id: id:NUMBER."
-        )
+        raise TokenError(f"The vocabulary has no token for {text!r}", remedy="Name another token, or an id: id:NUMBER.")
     return check_token_id(ids[0], d_vocab, where=repr(text))
 
 

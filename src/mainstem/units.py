@@ -148,9 +148,7 @@ class Unit:
         return cls("attn", layer, nth, head_index=head, source=source)
 
     @classmethod
-    def attention_neuron(
-        cls, layer: int, head: int, neuron: int, source: int | None = None, nth: int = 1
-    ) -> Self:
+    def attention_neuron(cls, layer: int, head: int, neuron: int, source: int | None = None, nth: int = 1) -> Self:
         """One entry of a head's value, summed over sources, or from one source position."""
         return cls("attn", layer, nth, head_index=head, neuron=neuron, source=source)
 

@@ -70,6 +70,7 @@ class _Keeper:
         self.batch, self.positions = batch, positions
         self.destinations = destinations
         self.rows = torch.arange(batch, device=destinations.device)[:, None]
+        self.single = int(destinations) if destinations.numel() == 1 else None
         self.taps: list[tuple[Site, Tap]] = []
 
     def by_token(self, tensor: Tensor, site: Site) -> Tensor:
@@ -85,14 +86,16 @@ class _Keeper:
         return self.at(self.by_token(tensor, site))
 
     def at(self, tensor: Tensor) -> Tensor:
-        """[batch, destination, rest]: the asked rows of [batch, positions, rest]."""
+        """[batch, destination, rest]: the asked rows of [batch, positions, rest], copied."""
+        if self.single is not None:  # a slice is many times cheaper than an index, and there are hundreds
+            return tensor[:, self.single : self.single + 1].clone()
         return tensor[self.rows.to(tensor.device), self.destinations.to(tensor.device)]
 
     def keep(self, site: Site, store, select) -> None:
         """Stores `select(what is at site, site)` with `store`."""
 
         def tap(leaves):
-            tensor = leaves[site.slot].detach()
+            tensor = leaves[site.slot]
             store(select(tensor.clone() if site.overwritten else tensor, site))
 
         self.taps.append((site, tap))
@@ -182,12 +185,14 @@ def _gate_rows(keeper: _Keeper, step: PreStep):
 
 def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
     def distinct(tensor: Tensor, layout: str, count: int) -> Tensor:
-        heads = heads_first(tensor.detach(), layout, core.sizes, keeper.batch)
+        heads = heads_first(tensor, layout, core.sizes, keeper.batch)
         group = heads.shape[1] // count
         return heads[:, ::group].clone() if group > 1 else heads
 
     def rows(tensor: Tensor) -> Tensor:
-        """Rows of [batch, heads, destination, ...] at the asked destinations."""
+        """Rows of [batch, heads, destination, ...] at the asked destinations, copied."""
+        if keeper.single is not None:
+            return tensor[:, :, keeper.single : keeper.single + 1].clone()
         where = keeper.destinations.to(tensor.device)
         return tensor.transpose(1, 2)[keeper.rows.to(tensor.device), where].transpose(1, 2)
 
@@ -197,11 +202,11 @@ def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> T
 
         run.value = distinct(leaves[core.slots["value"]], core.layouts["value"], core.n_key_value_heads)
         if not core.fused:
-            seen = leaves[core.slots["pattern"]].detach()
+            seen = leaves[core.slots["pattern"]]
             run.pattern = rows(pattern_rows(seen, core.layouts["pattern"], core.sizes, keeper.batch))
             return
         run.key = distinct(leaves[core.slots["key"]], core.layouts["key"], core.n_keys)
-        query = query_rows(leaves[core.slots["query"]].detach(), core.layouts["query"], core.sizes, keeper.batch)
+        query = query_rows(leaves[core.slots["query"]], core.layouts["query"], core.sizes, keeper.batch)
         run.query = rows(query)
         mask = argument("attn_mask")
         if isinstance(mask, Tensor):

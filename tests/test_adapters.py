@@ -1,0 +1,115 @@
+"""Adapters and wrappers: what low-rank adapters write counts in the sublayer that they adapt, unmerged."""
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+import zoo
+from accounts import account, moment_of
+from torch import nn
+
+from mainstem.analysis.decompose import decompose
+from mainstem.model.discovery import discover
+
+TARGETS = {
+    "llama": ["q_proj", "v_proj", "o_proj", "down_proj"],
+    "gemma2": ["q_proj", "v_proj", "o_proj", "down_proj", "up_proj"],
+    "gpt2": ["c_attn", "c_proj"],
+    "gpt_neox": ["query_key_value", "dense", "dense_4h_to_h"],
+    "qwen3_moe": ["q_proj", "v_proj", "o_proj"],
+}
+
+
+class Wrapper(nn.Module):
+    """A module that holds a model and calls it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        return self.inner(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+
+def adapted(family: str) -> nn.Module:
+    """A tiny model with adapters of rank 4 whose weights are random, both matrices."""
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS[family], lora_dropout=0.0)
+    model = peft.get_peft_model(zoo.build(family), config).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_a_model_with_adapters_is_exact(family: str) -> None:
+    found = account(adapted(family), use_cache=False)
+    assert not found.failures
+    assert not found.refused
+    assert {"sublayers", "heads", "subvalues", "attention_neurons", "neurons", "units"} == found.exact
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_adapter_writes_in_the_sublayer_that_it_adapts(family: str) -> None:
+    plain = discover(zoo.build(family), use_cache=False)
+    model = adapted(family)
+    anatomy = discover(model, use_cache=False)
+    assert anatomy.sublayers() == plain.sublayers()
+    pieces = [write for write in anatomy.writes if "lora" in write.module]
+    assert len(pieces) == 2 * len(anatomy.blocks)
+    for write in pieces:
+        assert write.projection is not None
+        assert [tuple(factor.shape)[0] for factor in write.projection.factors][:1] == [4]  # rank, then the stream
+
+
+def test_the_adapter_is_a_part_of_the_sublayers_one_part() -> None:
+    model = adapted("llama")
+    anatomy = discover(model, use_cache=False)
+    here = moment_of(model, anatomy, zoo.prompt(9, seed=1), use_cache=False)
+    decomposition = decompose(here, "sublayers")
+    addresses = [
+        str(unit) for group in decomposition.groups if group.kind == "sublayer" for unit in group.units
+    ]
+    assert len(addresses) == len(set(addresses)) == 6
+
+
+def test_adapters_that_do_nothing_change_no_part() -> None:
+    """With B zero, as adapters begin, the account is that of the bare model."""
+    bare = zoo.build("llama")
+    ids = zoo.prompt(9, seed=1)
+    before = decompose(moment_of(bare, discover(bare, use_cache=False), ids, use_cache=False), "sublayers")
+    model = adapted("llama")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.zero_()
+    after = decompose(moment_of(model, discover(model, use_cache=False), ids, use_cache=False), "sublayers")
+    for a, b in zip(before.groups, after.groups, strict=False):
+        if a.kind == "sublayer":
+            torch.testing.assert_close(a.total(), b.total(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: zoo.build("gemma2"), lambda: adapted("llama")], ids=["plain", "adapted"])
+def test_a_module_that_wraps_the_model_is_exact(make) -> None:
+    inner = make()
+    found = account(Wrapper(inner).eval(), use_cache=False)
+    assert not found.failures
+    assert not found.refused
+    plain = account(inner, use_cache=False)
+    assert found.exact == plain.exact
+    assert found.anatomy.sublayers() == plain.anatomy.sublayers()
+
+
+def test_a_merged_adapter_is_in_the_matrix() -> None:
+    model = adapted("llama")
+    ids = zoo.prompt(9, seed=1)
+    anatomy = discover(model, use_cache=False)
+    apart = decompose(moment_of(model, anatomy, ids, use_cache=False), "sublayers")
+    merged = model.merge_and_unload().eval()
+    whole = discover(merged, use_cache=False)
+    assert len(whole.writes) < len(anatomy.writes)
+    together = decompose(moment_of(merged, whole, ids, use_cache=False), "sublayers")
+    torch.testing.assert_close(apart.total(), together.total(), rtol=1e-4, atol=1e-5)
