@@ -6,17 +6,15 @@ the sublayer reads at one position and looking at the others.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
 
 from mainstem.errors import LevelRefusedError
+from mainstem.model.addresses import Draft, addresses, blocks_in_order
 from mainstem.model.anatomy import AttentionCore, Projection, Write
 from mainstem.model.attention import attention_core, is_joint, joint_core
-from mainstem.model.experts import ExpertSum, expert_sum
+from mainstem.model.dependence import by_position_alone, stream_inputs
+from mainstem.model.experts import expert_sum
 from mainstem.model.paths import Path, is_attention, projection, trace_back
-from mainstem.model.program import extract
-from mainstem.model.recorder import Call, Frame, Recording, Value
+from mainstem.model.recorder import Call, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import StreamWalk
 from mainstem.units import Unit
@@ -37,32 +35,15 @@ class Labelled:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass
-class _Draft:
-    """What is known of one write before it has an address."""
-
-    value: Value
-    path: Path
-    kind: str
-    inputs: list[Value]
-    experts: ExpertSum | None
-    cores: list[Call] = field(default_factory=list)
-
-
 def label_writes(
     leaves: list[Value], values: list[Value], recording: Recording, finder: SiteFinder, walk: StreamWalk
 ) -> Labelled:
     """Addresses and tails for all writes of a recording."""
     known = {value.id for value in values}
     drafts = [_draft(leaf, known - {leaf.id}, walk) for leaf in leaves]
-    frames = [_block_frame(draft.value) for draft in drafts]
-    blocks: dict[tuple[str, int], list[int]] = {}
-    for i, frame in enumerate(frames):
-        if frame is not None:
-            blocks.setdefault((frame.path, frame.call), []).append(i)
-    out = Labelled([], [(path, call, found) for (path, call), found in blocks.items()], [], [])
+    out = Labelled([], blocks_in_order(drafts), [], [])
     layer_of = {i: layer for layer, (_, _, found) in enumerate(out.blocks) for i in found}
-    units = _units(drafts, layer_of)
+    units = addresses(drafts, layer_of)
     cores: dict[int, AttentionCore | str] = {}
     for draft, unit in zip(drafts, units, strict=True):
         out.writes.append(_write(draft, unit, finder, walk.positions, cores))
@@ -75,131 +56,19 @@ def label_writes(
     return out
 
 
-def _draft(leaf: Value, known: set[int], walk: StreamWalk) -> _Draft:
-    inputs, inside = _stream_inputs(leaf, known)
+def _draft(leaf: Value, known: set[int], walk: StreamWalk) -> Draft:
+    inputs, inside = stream_inputs(leaf, known)
     if not inputs:
-        return _Draft(leaf, trace_back(leaf, False), "embed", inputs, None)
-    if _by_position(leaf, inputs, walk.positions):
+        return Draft(leaf, trace_back(leaf, False), "embed", inputs, None)
+    if by_position_alone(leaf, inputs, walk.positions):
         path = trace_back(leaf, False)
-        return _Draft(leaf, path, "mlp", inputs, expert_sum(leaf, inputs) if not path.products else None)
+        return Draft(leaf, path, "mlp", inputs, expert_sum(leaf, inputs) if not path.products else None)
     cores = [call for call in inside if is_attention(call)]
     kind = "attn" if cores else "mixer"
-    return _Draft(leaf, trace_back(leaf, bool(cores)), kind, inputs, None, cores)
+    return Draft(leaf, trace_back(leaf, bool(cores)), kind, inputs, None, cores)
 
 
-def _stream_inputs(leaf: Value, known: set[int]) -> tuple[list[Value], list[Call]]:
-    """The stream values that a write was computed from, and the calls in between, latest first."""
-    found: dict[int, Value] = {}
-    seen: dict[int, Value] = {}
-    pending = [leaf]
-    while pending:
-        value = pending.pop()
-        if value.id in seen or value.id in found:
-            continue
-        if value.id in known:
-            found[value.id] = value
-        else:
-            seen[value.id] = value
-            if value.call is not None:
-                pending.extend(value.call.operands())
-    calls = {
-        id(v.call): v.call for _, v in sorted(seen.items(), reverse=True) if v.call is not None and v.active
-    }
-    return [found[i] for i in sorted(found)], list(calls.values())
-
-
-def _by_position(leaf: Value, inputs: list[Value], positions: int) -> bool:
-    """Whether a change of the stream at one position changes the write there alone.
-
-    Products that are applied row by row cannot mix positions, and are the only part that costs: they are replaced by
-    something cheap that changes the same rows.
-    """
-    program = extract(leaf, inputs, stand_in=_row_by_row)
-    if program is None:
-        return False
-    try:
-        before = program(*[value.tensor for value in inputs]).reshape(positions, -1)
-        changed = []
-        for value in inputs:
-            tensor = value.tensor.clone().reshape(positions, -1)
-            tensor[1] += max(1e-3, 4 * torch.finfo(tensor.dtype).eps) * tensor[1].roll(1)
-            changed.append(tensor.reshape(value.shape))
-        after = program(*changed).reshape(positions, -1)
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return False
-    moved = (before.double() - after.double()).abs().amax(-1)
-    others = torch.arange(positions, device=moved.device) != 1
-    return bool(moved[1] > 0) and bool(moved[others].max() <= 1e-3 * moved[1])
-
-
-ROW_BY_ROW = frozenset(["linear", "matmul", "__matmul__", "mm", "addmm"])
-
-
-def _row_by_row(call: Call) -> tuple[Value, Any] | None:
-    """For a product of rows with one matrix: its activations, and a cheap function that changes the same rows."""
-    active = call.active_operands()
-    if call.name not in ROW_BY_ROW or len(active) != 1 or len(call.outputs) != 1:
-        return None
-    source, result = active[0].tensor, call.outputs[0].tensor
-    plain = all(o.tensor.dim() <= 2 for o in call.operands() if not o.active)
-    if not plain or source.shape[:-1] != result.shape[:-1] or call.outputs[0].slot != 0:
-        return None
-
-    def cheap(x: torch.Tensor) -> torch.Tensor:
-        change = (x - source.to(x)).mean(-1, keepdim=True)
-        return (result.to(x) * (1 + change) + change).to(result.dtype if x.dtype == source.dtype else x.dtype)
-
-    return active[0], cheap
-
-
-def _block_frame(leaf: Value) -> Frame | None:
-    """The outermost module call that is an entry of a list of modules."""
-    frame = leaf.call.frame if leaf.call is not None else None
-    if frame is None:
-        return None
-    numbered = [f for f in frame.stack() if f.path.rpartition(".")[2].isdigit()]
-    return numbered[-1] if numbered else None
-
-
-def _units(drafts: list[_Draft], layer_of: dict[int, int]) -> list[Unit]:
-    """Addresses: per block one for each attention product, and one for each set of stream values read by others.
-
-    A write between blocks counts with the block before it.
-    """
-    units: list[Unit] = []
-    places: dict[tuple[int, str], list[Any]] = {}
-    layer = 0
-    for i, draft in enumerate(drafts):
-        if draft.kind == "embed":
-            units.append(_embedding_unit(draft.value, units))
-            continue
-        layer = layer_of.get(i, layer)
-        key = id(draft.path.core) if draft.path.core is not None else tuple(v.id for v in draft.inputs)
-        keys = places.setdefault((layer, draft.kind), [])
-        if key not in keys:
-            keys.append(key)
-        units.append(Unit.write(layer, draft.kind, nth=keys.index(key) + 1))
-    return units
-
-
-def _embedding_unit(leaf: Value, units: list[Unit]) -> Unit:
-    """embed for what depends on the tokens, embed.pos for what differs by position alone, embed.type for the rest."""
-    rows = leaf.tensor.reshape(-1, leaf.shape[-1])
-    if torch.equal(rows, rows[:1].expand_as(rows)):
-        which = "type"
-    else:
-        which = "pos" if not leaf.active or _counts_positions(leaf) else None
-    place = Unit.embedding(which).place
-    return Unit.embedding(which, nth=1 + sum(1 for unit in units if unit.place == place))
-
-
-def _counts_positions(leaf: Value) -> bool:
-    """Whether a table is looked up by numbers that count one by one, which some models compute from the tokens."""
-    index = [o for o in leaf.call.active_operands() if not o.tensor.is_floating_point()] if leaf.call is not None else []
-    return bool(index) and bool((index[0].tensor.flatten().diff() == 1).all())
-
-
-def _write(draft: _Draft, unit: Unit, finder: SiteFinder, positions: int, cores: dict) -> Write:
+def _write(draft: Draft, unit: Unit, finder: SiteFinder, positions: int, cores: dict) -> Write:
     value = draft.value
     frame = value.call.frame if value.call is not None else None
     base = Write(unit, finder.site(value), frame.path if frame is not None else "", value.tensor.dtype)
@@ -235,7 +104,7 @@ def _not_one_attention(cores: list[Call]) -> str:
     return "between attention and the write lies more than matrices, views, factors, gates and norms"
 
 
-def _with_attention(base: Write, draft: _Draft, finder: SiteFinder, positions: int, cores: dict) -> Write:
+def _with_attention(base: Write, draft: Draft, finder: SiteFinder, positions: int, cores: dict) -> Write:
     key = id(draft.path.core)
     if key not in cores:
         try:
@@ -248,7 +117,7 @@ def _with_attention(base: Write, draft: _Draft, finder: SiteFinder, positions: i
     return replace(base, attention=core)
 
 
-def _with_joint(base: Write, draft: _Draft, positions: int) -> Write:
+def _with_joint(base: Write, draft: Draft, positions: int) -> Write:
     try:
         core, matrix = joint_core(draft.path, positions)
     except LevelRefusedError as error:
@@ -256,7 +125,7 @@ def _with_joint(base: Write, draft: _Draft, positions: int) -> Write:
     return replace(base, projection=Projection((matrix,)), attention=core)
 
 
-def _number_neurons(out: Labelled, drafts: list[_Draft]) -> None:
+def _number_neurons(out: Labelled, drafts: list[Draft]) -> None:
     """Shared experts beside routed ones get numbers of their own; further dense parts continue the numbering."""
     by_unit: dict[Unit, list[int]] = {}
     for i, write in enumerate(out.writes):

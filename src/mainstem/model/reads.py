@@ -7,6 +7,9 @@ The role of a matrix is where its result goes: to attention's query, key or valu
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+from torch import Tensor
+
 from mainstem.model.anatomy import Read
 from mainstem.model.behaviour import index_map
 from mainstem.model.labels import Labelled
@@ -71,15 +74,34 @@ class _Resolver:
         return self.known[value.id]
 
     def behind_norm(self, value: Value) -> tuple[Norm | None, Value]:
-        """The norm through which `value` sees the stream, and the stream value behind it."""
+        """The norm through which `value` sees the stream, with factors that follow it, and the stream value behind."""
+        gain: Tensor | float = 1.0
         for _ in range(8):
             step = self.walk.step(value)
             if step.norm is not None:
-                return step.norm, step.terms[0].value
-            if len(step.terms) != 1:
+                return _with_gain(step.norm, gain), step.terms[0].value
+            if len(step.terms) != 1 or step.bias is not None or step.terms[0].gate is not None:
                 break
+            gain = _times(gain, step.terms[0].factor)
             value = step.terms[0].value
         return None, value
+
+
+def _times(a: Tensor | float, b: Tensor | float) -> Tensor | float:
+    if isinstance(a, float) and a == 1.0:
+        return b
+    return a if isinstance(b, float) and b == 1.0 else a * b
+
+
+def _with_gain(norm: Norm, factor: Tensor | float) -> Norm:
+    """The norm followed by a factor for each dimension."""
+    if isinstance(factor, float):
+        if factor == 1.0:
+            return norm
+        factor = torch.full((1,), factor)
+    gain = factor if norm.gain is None else norm.gain * factor
+    bias = None if norm.bias is None else norm.bias * factor
+    return replace(norm, gain=gain, bias=bias)
 
 
 @dataclass

@@ -103,7 +103,9 @@ class StreamWalk:
             if not factor.any():
                 continue
             if _same_everywhere(factor):
-                terms.append(StepTerm(operand, _constant(factor[0])))
+                constant = _constant(factor[0])
+                own = constant if isinstance(constant, float) else self._own(value, constant)
+                terms.append(StepTerm(operand, own))
                 continue
             term = self._gate_term(value, operand, factor)
             if term is None:
@@ -112,10 +114,10 @@ class StreamWalk:
         if not _same_everywhere(form.constant):
             return None
         bias = form.constant[0] if form.constant[0].any() else None
-        return Step(value, terms, None if bias is None else self._exact_bias(value, bias))
+        return Step(value, terms, None if bias is None else self._own(value, bias))
 
-    def _exact_bias(self, value: Value, bias: Tensor) -> Tensor:
-        """The model's own tensor, where the bias found by probing is one."""
+    def _own(self, value: Value, bias: Tensor) -> Tensor:
+        """The model's own tensor, where the bias or factor found by probing is one."""
         assert value.call is not None
         for operand in value.call.operands():
             tensor = operand.tensor
