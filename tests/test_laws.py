@@ -75,12 +75,7 @@ def test_the_parts_of_every_level_sum_to_the_stream(name: str) -> None:
 def test_each_unit_has_one_part(name: str) -> None:
     """Addresses are unique: a lookup by address finds one part (roundings of one sublayer may be several)."""
     for level in LEVELS:
-        units = [
-            u
-            for g in decomposition(name, level).groups
-            if g.kind not in ("bias", "rounding")
-            for u in g.units
-        ]
+        units = [u for g in decomposition(name, level).groups if g.kind not in ("bias", "rounding") for u in g.units]
         assert len(units) == len(set(units)), level
 
 
@@ -175,9 +170,7 @@ def test_additive_scores_sum_to_the_models_log_probability(name: str) -> None:
     likely = target.ids[0]
     for ids in ((likely,), (likely, int(logits.argmin()), 3)):
         made = attribute(decomposition(name, "units"), Target(ids=ids, text="a set"), "additive")
-        expected = (
-            logits[list(ids)].logsumexp(0) - logits.logsumexp(0) + torch.tensor(len(logits) / len(ids)).log()
-        )
+        expected = logits[list(ids)].logsumexp(0) - logits.logsumexp(0) + torch.tensor(len(logits) / len(ids)).log()
         assert explained(made) == pytest.approx(float(expected), abs=1e-3)
 
 
@@ -290,6 +283,5 @@ def test_increases_along_the_stream_sum_to_the_log_probability(name: str) -> Non
     course = states.course(ids)
     assert torch.allclose(course.increases().sum(0), course.log_probabilities[-1], atol=1e-4)
     assert (
-        course.ranks[-1]
-        == torch.tensor([int((states.logits[-1] > states.logits[-1, i]).sum()) + 1 for i in ids])
+        course.ranks[-1] == torch.tensor([int((states.logits[-1] > states.logits[-1, i]).sum()) + 1 for i in ids])
     ).all()

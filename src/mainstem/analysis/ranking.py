@@ -4,6 +4,7 @@
 decompositions (heads beside neurons) are ranked together.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -95,7 +96,7 @@ def _by_increase(
     result = IncreaseSearch(decomposition, target, norm, kinds).top(top, negative, exhaustive)
     values = [Scored(found.unit, found.group, found.index, found.increase) for found in result.found]
     search = {"units": result.units, "scored": result.scored, "slack": result.slack}
-    bounds = {found.unit: found.bound for found in result.found}
+    bounds = {found.unit: found.bound for found in result.found if math.isfinite(found.bound)}
     gaps = {found.unit: found.kl for found in result.found}
     return Ranking(values, [attribute(decomposition, target)], search, bounds, gaps)
 

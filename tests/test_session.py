@@ -1,0 +1,317 @@
+"""What a run may and may not do: nothing changes, nothing stays behind, and what is kept is what was there."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import handmade
+import jaxtyping
+import pytest
+import torch
+import zoo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+import mainstem
+from mainstem.errors import (
+    ChoiceError,
+    MainstemError,
+    NotFiniteError,
+    PositionError,
+    PromptError,
+    TokenError,
+    UnitError,
+)
+from mainstem.session import Model
+from mainstem.targets import Target
+
+MODELS = ["llama", "gemma2", "mixtral", "gpt2", "bloom", "in_place", "shared_block", "attributes"]
+FUSED = ["llama", "gpt2", "mixtral", "qwen3", "deepseek_v3", "opt", "falcon"]
+WITH_ATTENTION = [
+    *[(name, "eager") for name in (*FUSED, "gemma2", "bloom")],
+    *[(name, "sdpa") for name in FUSED],
+]
+
+
+def build(name: str, **overrides: Any) -> nn.Module:
+    return handmade.ALL[name]() if name in handmade.ALL else zoo.build(name, **overrides)
+
+
+@cache
+def opened(name: str) -> Model:
+    return mainstem.open(build(name))
+
+
+def ids_of(length: int = 9, seed: int = 3) -> list[int]:
+    return zoo.prompt(length, seed)[0].tolist()
+
+
+# --- nothing changes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "attention"), WITH_ATTENTION)
+def test_outputs_are_the_same_bits_with_and_without_capture(name: str, attention: str) -> None:
+    module = zoo.build(name, attn_implementation=attention)
+    ids = zoo.prompt(12, seed=4)
+    before = zoo.logits(module, ids)[0]
+    trace = mainstem.open(module).trace(ids[0].tolist(), positions=range(12))
+    kept = torch.stack([trace.logits(position) for position in range(12)])
+    assert torch.equal(kept, before)
+    assert torch.equal(zoo.logits(module, ids)[0], before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_leaves_the_model_as_it_was(name: str) -> None:
+    module = build(name)
+    module.train(name == "gpt2")
+    state = {key: value.clone() for key, value in [*module.named_parameters(), *module.named_buffers()]}
+    grads = [parameter.requires_grad for parameter in module.parameters()]
+    model, training, rng = mainstem.open(module.eval()), module.training, torch.get_rng_state()
+    explanation = model.trace(ids_of()).explain(kinds=list(KINDS), top=3)
+    assert explanation.certificate.holds and explanation.certificate.labels.holds
+    after = dict([*module.named_parameters(), *module.named_buffers()])
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[key], value) and after[key].dtype == value.dtype for key, value in state.items())
+    assert [parameter.requires_grad for parameter in module.parameters()] == grads
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert module.training == training
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert hooks_of(module) == 0
+
+
+KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
+
+
+# --- nothing stays behind -----------------------------------------------------------------------------------
+
+
+def hooks_of(module: nn.Module) -> int:
+    """Hooks registered anywhere in a module, and function modes that are switched on."""
+    own = [
+        len(hooks)
+        for part in module.modules()
+        for name, hooks in vars(part).items()
+        if name.startswith("_forward") and "hooks" in name
+    ]
+    return sum(own) + len(_get_current_function_mode_stack())
+
+
+class BrokenError(Exception):
+    """What a broken module raises."""
+
+
+@pytest.mark.parametrize("place", [0, 3, 7, 12, -2, -1])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2"])
+def test_no_hook_is_left_behind_by_a_run_that_fails(name: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module at `place` raises, at the first, second ... call of everything that runs the model."""
+    module = build(name)
+    model = mainstem.open(module)
+    expected = model.trace(ids_of()).decompose("units").total()
+    leaves = [part for part in module.modules() if not list(part.children())]
+    broken = leaves[place % len(leaves)]
+    original = broken.forward
+
+    def fail_after(calls: int) -> None:
+        left = iter(range(calls))
+
+        def forward(*args, **kwargs):
+            if next(left, None) is None:
+                raise BrokenError
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(broken, "forward", forward)
+
+    for calls in range(2):
+        for run in (lambda: model.trace(ids_of()), lambda: mainstem.open(module).anatomy, lambda: fresh_labels(model)):
+            fail_after(calls)
+            with pytest.raises((BrokenError, MainstemError)) if calls == 0 else Tolerant():
+                run()
+            assert hooks_of(module) == 0
+    monkeypatch.undo()
+    assert torch.equal(model.trace(ids_of()).decompose("units").total(), expected)
+
+
+def fresh_labels(model: Model) -> None:
+    other = Model(model.loaded)
+    other.__dict__["anatomy"] = model.anatomy
+    _ = other.labels
+
+
+class Tolerant:
+    """Lets a run end either way."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind, error, trace) -> bool:
+        return kind is not None and issubclass(kind, BrokenError | MainstemError)
+
+
+# --- what is kept is what was there -------------------------------------------------------------------------
+
+
+def seen_by_hooks(module: nn.Module, paths: dict[str, str], ids: list[int]) -> dict[str, Tensor]:
+    """What plain hooks see: the input of a module for a name that ends in `_pre`, else its output; copies."""
+    seen: dict[str, Tensor] = {}
+    handles = []
+    for name, path in paths.items():
+        part = module.get_submodule(path)
+
+        def before(module, args, kwargs, name=name):
+            seen[name] = (args[0] if args else kwargs["hidden_states"]).detach().clone()
+
+        def after(module, args, output, name=name):
+            seen[name] = (output[0] if isinstance(output, tuple) else output).detach().clone()
+
+        if name.endswith("_pre"):
+            handles.append(part.register_forward_pre_hook(before, with_kwargs=True))
+        else:
+            handles.append(part.register_forward_hook(after))
+    with torch.no_grad():
+        module(input_ids=torch.tensor([ids]))
+    for handle in handles:
+        handle.remove()
+    return {name: tensor[0] for name, tensor in seen.items()}
+
+
+PLACES = {
+    "llama": ("model.layers", "self_attn", "mlp", "post_attention_layernorm"),
+    "gpt2": ("transformer.h", "attn", "mlp", "ln_2"),
+    "in_place": ("blocks", "attention", "mlp", "norm2"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_hook_style_names_are_what_hooks_see(name: str) -> None:
+    """Also where the stream is changed in place after each hook: then only copies hold."""
+    model = opened(name)
+    layers, attention, mlp, norm = PLACES[name]
+    paths: dict[str, str] = {}
+    for layer in range(3):
+        paths[f"blocks.{layer}.hook_resid_pre"] = f"{layers}.{layer}"
+        paths[f"blocks.{layer}.hook_attn_out"] = f"{layers}.{layer}.{attention}"
+        paths[f"blocks.{layer}.hook_mlp_out"] = f"{layers}.{layer}.{mlp}"
+        paths[f"blocks.{layer}.hook_resid_post"] = f"{layers}.{layer}"
+    seen = seen_by_hooks(model.module, paths, ids_of())
+    middles = {f"{layer}_pre": f"{layers}.{layer}.{norm}" for layer in range(3)}
+    middle = seen_by_hooks(model.module, middles, ids_of())
+    trace = model.trace(ids_of())
+    for key, value in seen.items():
+        assert torch.equal(trace[key], value), key
+    for layer in range(3):
+        assert torch.equal(trace[f"blocks.{layer}.hook_resid_mid"], middle[f"{layer}_pre"])
+        assert torch.equal(trace[f"L{layer}.attn"], trace[f"blocks.{layer}.hook_attn_out"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_position_is_what_a_fresh_trace_gives(name: str) -> None:
+    model = opened(name)
+    late = model.trace(ids_of(), positions=(-1,))
+    for position in (0, 4, -3):
+        fresh = model.trace(ids_of(), positions=(position,)).decompose("units", position)
+        again = late.decompose("units", position)
+        assert again.position == fresh.position == position % 9
+        assert torch.equal(again.total(), fresh.total())
+        assert torch.equal(late.logits(position), model.trace(ids_of(), positions=(position,)).logits(position))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for name in value.__dataclass_fields__:
+            yield from tensors_in(getattr(value, name))
+    elif isinstance(value, dict):
+        yield from (tensor for part in value.values() for tensor in tensors_in(part))
+    elif isinstance(value, list | tuple):
+        yield from (tensor for part in value for tensor in tensors_in(part))
+
+
+@pytest.mark.parametrize(("name", "attention"), WITH_ATTENTION)
+def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) -> None:
+    model = mainstem.open(zoo.build(name, attn_implementation=attention))
+    for tensor in tensors_in(model.trace(ids_of(41)).run.first):
+        assert list(tensor.shape).count(41) < 2
+        assert list(tensor.untyped_storage().size() // tensor.element_size() // s for s in (41 * 41 * 4,))[0] < 8
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=5, deadline=None)
+@given(lengths=st.lists(st.integers(2, 9), min_size=2, max_size=3), seed=st.integers(0, 99))
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "in_place"])
+def test_a_padded_batch_gives_each_row_what_it_gets_alone(name: str, lengths: list[int], seed: int) -> None:
+    from mainstem.run.inputs import make_inputs
+    from mainstem.session import Trace
+
+    model = opened(name)
+    rows = [ids_of(length, seed + place) for place, length in enumerate(lengths)]
+    batch = Trace(model, make_inputs(model.module, rows, 200, "cpu"), (-1,))
+    target = Target(ids=(7,), text="id:7")
+    for row, ids in enumerate(rows):
+        alone = model.trace(ids)
+        assert batch.ids(row) == ids
+        assert torch.allclose(batch.logits(row=row), alone.logits(), atol=1e-4)
+        together, single = (trace.attribute(target, "units", row=place) for trace, place in ((batch, row), (alone, 0)))
+        assert len(together.decomposition) == len(single.decomposition)
+        for mine, other in zip(together.decomposition.groups, single.decomposition.groups, strict=False):
+            if mine.kind != "rounding":
+                assert list(mine.units) == list(other.units)
+                assert torch.allclose(mine.coefficients.double(), other.coefficients.double(), atol=1e-4)
+        assert batch.reads(row=row).holds
+        assert float(batch.stream_errors(row).max()) < 1e-5
+
+
+# --- results and errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_explanation_is_a_json_document(name: str) -> None:
+    document = opened(name).explain(ids_of(), top=4).as_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["certificate"]["holds"]
+    assert len(document["values"]) == 4
+    assert sum(v for k, v in document["account"].items() if k != "total") == pytest.approx(document["account"]["total"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "words"),
+    [
+        (lambda m: m.trace([]), PromptError, "empty"),
+        (lambda m: m.trace([5] * 200), PromptError, "200 tokens"),
+        (lambda m: m.trace([5, 200]), TokenError, "200"),
+        (lambda m: m.trace([5, -1]), TokenError, "-1"),
+        (lambda m: m.trace("text"), PromptError, "without a tokenizer"),
+        (lambda m: m.trace([5, 6], positions=(2,)), PositionError, "2"),
+        (lambda m: m.trace([5, 6]).decompose("heads", -3), PositionError, "0 to 1"),
+        (lambda m: m.trace([5, 6]).decompose("head"), ChoiceError, "heads"),
+        (lambda m: m.trace([5, 6]).attribute(Target(ids=(7,)), score="directs"), ChoiceError, "direct"),
+        (lambda m: m.trace([5, 6]).lens(norm="freeze"), ChoiceError, "frozen"),
+        (lambda m: m.trace([5, 6]).explain(kinds=["heads"]), ChoiceError, "head"),
+        (lambda m: m.trace([5, 6])["blocks.9.hook_resid_pre"], UnitError, "0 to 2"),
+        (lambda m: m.trace([5, 6])["L9.attn"], UnitError, "L9.attn"),
+        (lambda m: m.trace([5, 6])["hook_embed"], UnitError, "hook_embed"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_what_to_do(
+    ask, error: type[MainstemError], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # so that the answer is Mainstem's own
+    with pytest.raises(error, match=words) as caught:
+        ask(opened("llama"))
+    assert caught.value.exit_code == 2
+    assert str(caught.value).rstrip().endswith(".")
+
+
+def test_a_run_that_turns_to_nan_names_the_layer() -> None:
+    model = mainstem.open(build("llama"))
+    _ = model.anatomy
+    with torch.no_grad():
+        model.module.model.layers[1].mlp.down_proj.weight[3, 5] = torch.nan
+    with pytest.raises(NotFiniteError, match=r"L1\.mlp"):
+        model.trace(ids_of())
+    assert hooks_of(model.module) == 0
