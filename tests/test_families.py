@@ -27,8 +27,8 @@ REFUSED = {
     "prophetnet": "parallel residual streams",
     "qwen4_exp": "parallel residual streams",
     "qwen4_exp_text": "parallel residual streams",
-    "cpmant": "no sum of two stream values",
-    "reformer": "no sum of two stream values",
+    "reformer": "2 parallel residual streams",
+    "cpmant": "43 positions for 11 tokens",
 }
 """Families without a single residual stream that can be seen, and what is said of them."""
 

@@ -251,10 +251,9 @@ def _run_probes(
         (probe.site, _edit_tap(probe, row, batch)) for row, probe in enumerate(probes, start=1)
     ]
     run: Captured = capture(model, anatomy, ids, last, edits=edits, **forward)
-    together = _alike(before, run)
     out = []
     for row, probe in enumerate(probes, start=1):
-        if together:
+        if _alike(before, run, row, min(probe.writes)):
             new = [run.writes[i][row, -1] for i in probe.writes]
             old = [run.writes[i][0, -1] for i in probe.writes]
         else:
@@ -271,12 +270,13 @@ def _run_probes(
     return out
 
 
-def _alike(before: Moment, run: Captured) -> bool:
-    """Whether a row of a batch gets what it gets alone; a few models route tokens across rows."""
-    for write, alone in zip(run.writes, before.writes, strict=True):
-        row, slack = write[0, -1].double(), 64 * torch.finfo(write.dtype).eps ** 0.5
-        if not float((row - alone[0].double()).norm()) <= slack * float(alone.double().norm()):
-            return False
+def _alike(before: Moment, run: Captured, row: int, until: int) -> bool:
+    """Whether a row of the batch got before its edit what it gets alone; a few models route tokens across rows."""
+    for write, alone in zip(run.writes[:until], before.writes, strict=False):
+        slack = 64 * torch.finfo(write.dtype).eps ** 0.5 * float(alone.double().norm())
+        for place in (row, 0):
+            if not float((write[place, -1].double() - alone[0].double()).norm()) <= slack:
+                return False
     return True
 
 

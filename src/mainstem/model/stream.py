@@ -292,26 +292,41 @@ def _through_readout(walk: StreamWalk, value: Value) -> Value | None:
     return full[0] if len(active) == 1 and full else None
 
 
-def _no_stream(walk: StreamWalk, value: Value) -> RefusedError:
+def _no_stream(walk: StreamWalk, value: Value) -> RefusedError | ParallelStreamsError:
+    """Why the walk ends at `value` without having met a sum."""
     call = value.call
-    where = call.frame.path if call is not None and call.frame is not None else "the model"
-    several = [
-        o
-        for o in (call.active_operands() if call is not None else [])
-        if o.tensor.numel() > walk.size and o.tensor.numel() % walk.size == 0 and o.shape[-1] == walk.width
-    ]
-    if several:
-        count = several[0].tensor.numel() // walk.size
+    where = call.frame.path if call is not None and call.frame is not None and call.frame.path else "the model"
+    operands = call.active_operands() if call is not None else []
+    count = _parallel(walk, operands)
+    if count:
         return ParallelStreamsError(
             f"this model keeps {count} parallel residual streams",
             where,
             "Mainstem accounts for one stream; use a model whose blocks add to a single one.",
+        )
+    rows = [o.tensor.numel() // walk.width for o in operands if o.shape[-1:] == (walk.width,)]
+    if rows and max(rows) > walk.positions:
+        return RefusedError(
+            f"the stream has {max(rows)} positions for {walk.positions} tokens",
+            where,
+            "The model puts positions of its own before or between the tokens.",
         )
     return RefusedError(
         "no sum of two stream values leads to the unembedding",
         where,
         "The model has no residual stream that can be seen in its operations.",
     )
+
+
+def _parallel(walk: StreamWalk, operands: list[Value]) -> int:
+    """How many streams the operands hold: stacked in one value, or side by side in the last axis of a joined one."""
+    for operand in operands:
+        size = operand.tensor.numel()
+        if operand.shape[-1] == walk.width and size > walk.size and size % walk.size == 0:
+            return size // walk.size
+    widths = [o.shape[-1] for o in operands if o.tensor.numel() == walk.positions * o.shape[-1]]
+    joined = len(widths) == len(operands) > 1 and len(set(widths)) == 1
+    return len(widths) if joined and sum(widths) == walk.width else 0
 
 
 __all__ = ["Step", "StepTerm", "StreamWalk", "find_head", "find_root", "index_map", "is_weight_product"]
