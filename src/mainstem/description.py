@@ -184,7 +184,7 @@ class ShapeRow:
 
 @dataclass(frozen=True)
 class AnatomyDescription:
-    """The structure of one model's stream; a size is None where the model has no such thing, a list where layers differ."""
+    """The structure of one model's stream; a size is None where there is no such thing, a list where layers differ."""
 
     provenance: Provenance
     warnings: list[dict[str, Any]]

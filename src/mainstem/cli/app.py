@@ -117,8 +117,8 @@ def explain(
     ] = None,
     position: Position = -1,
     score: Annotated[
-        str, typer.Option(metavar="|".join(o.SCORES), help="By what units are ranked: share of the logit, or of log p.")
-    ] = "direct",
+        str, typer.Option(metavar="|".join(o.SCORES), help="By what units are ranked (see docs/command-line.md).")
+    ] = "increase",
     norm: Annotated[
         str,
         typer.Option(
@@ -130,6 +130,9 @@ def explain(
         typer.Option(metavar="KIND,...", help=f"Units to list: {', '.join(o.KINDS)}. Default: subvalues and neurons."),
     ] = None,
     negative: Annotated[bool, typer.Option("--negative", help="List units that speak against the target.")] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Score every unit, without the search's bound; slow.")
+    ] = False,
     top: Top = 10,
 ):
     """Say who wrote a prediction, with proof."""
@@ -143,7 +146,7 @@ def explain(
     with run.step("Explaining ..."):
         return model.explain(
             given, chat=run.common.chat, target=target or None, against=against or (), position=position, score=score,
-            norm=norm, kinds=chosen, negative=negative, top=top,
+            norm=norm, kinds=chosen, negative=negative, exhaustive=exhaustive, top=top,
         )  # fmt: skip
 
 

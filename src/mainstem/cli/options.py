@@ -14,7 +14,7 @@ import mainstem
 from mainstem.errors import ChoiceError
 
 FORMATS = ("table", "json", "html")
-SCORES = ("direct", "additive")
+SCORES = ("increase", "additive", "direct")
 NORMS = ("frozen", "recompute")
 KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")

@@ -19,6 +19,7 @@ REACH = 34.0  # how far before its mouth a tributary begins
 LABELS = 8
 LEVEL = 19.0
 CHARACTER = 7.2
+DRAWABLE = 1e9
 
 
 @dataclass(frozen=True)
@@ -214,10 +215,10 @@ class Course:
 def courses(names: Sequence[str], lines: Sequence[Course], label: str, height: float = 250.0) -> str:
     """Lines over the states of the stream; what lies below the drawing is cut off, and said so."""
     top, bottom = 18.0, height - 34
-    values = [v for line in lines for v in line.values if math.isfinite(v)]
-    settled = [v for line in lines for v in list(line.values)[2:] if math.isfinite(v)] or values or [0.0]
-    high, low = max([0.0, *settled]) if max(settled, default=0) <= 0 else max(settled), min(settled)
-    low = min(low, high - 1e-6)
+    values = [v for line in lines for v in line.values if _drawable(v)]
+    settled = [v for line in lines for v in list(line.values)[2:] if _drawable(v)] or values or [0.0]
+    high, low = max(0.0, *settled), min(settled)
+    low = min(low, high - 1e-3)
 
     def y(value: float) -> float:
         return top + (bottom - top) * (high - max(min(value, high), low)) / (high - low)
@@ -227,12 +228,10 @@ def courses(names: Sequence[str], lines: Sequence[Course], label: str, height: f
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         text = esc(plain(tick, 0 if abs(tick) >= 1 or not tick else 1))
         parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
-    ends = _spread([y(line.values[-1]) for line in lines], 17.0)
+    ends = _spread([y(next((v for v in reversed(line.values) if _drawable(v)), 0.0)) for line in lines], 17.0)
     for n, line in enumerate(lines):
         css = f"s{min(n, 4)}"
-        points = " ".join(
-            f"{place(i, len(names)):.1f},{y(v):.1f}" for i, v in enumerate(line.values) if math.isfinite(v)
-        )
+        points = " ".join(f"{place(i, len(names)):.1f},{y(v):.1f}" for i, v in enumerate(line.values) if _drawable(v))
         parts.append(
             f'<polyline class="line {css}" points="{points}"><title>{esc(visible(line.name))}</title></polyline>'
         )
@@ -245,6 +244,11 @@ def courses(names: Sequence[str], lines: Sequence[Course], label: str, height: f
     least = min(values, default=0.0)
     note = f'<p class="key">The first states lie lower than the drawing: down to {esc(plain(least, 0))}.</p>'
     return _svg(height, label, parts) + (note if least < low else "")
+
+
+def _drawable(value: float) -> bool:
+    """Whether a number has a place in a drawing; NaN, infinities and absurd sizes have none."""
+    return abs(value) < DRAWABLE
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import page as p
 from mainstem.report.drawing import Course, Tributary, courses, stream
-from mainstem.report.explain_terminal import legend, values_caption
+from mainstem.report.explain_terminal import ORDER, legend, values_caption
 from mainstem.report.text import (
     KINDS,
     WRITERS,
@@ -157,7 +157,7 @@ def _values(e: Explanation) -> str:
     if not e.values:
         return p.section("Values", caption, "<p>No unit of these kinds.</p>")
     heads = [("#", "num"), ("unit", ""), ("kind", ""), ("source", ""), ("coefficient", "num")]
-    heads += [(f"{name}{' ▾' if name == e.score else ''}", "num") for name in ("direct", "additive", "increase")]
+    heads += [(f"{name}{' ▾' if name == e.score else ''}", "num") for name in ORDER]
     heads += [("promotes", ""), ("suppresses", "")]
     rows = [_value_row(i, row, e.score) for i, row in enumerate(e.values, start=1)]
     reading = f'<p class="quiet">{p.esc(legend(e.values))}.</p>'
@@ -172,7 +172,7 @@ def _value_row(rank: int, row: ValueRow, score: str) -> str:
         p.cell("" if row.source is None else p.token(row.source)),
         p.cell(p.esc(compact(row.coefficient)), "num", row.coefficient),
     ]
-    for name in ("direct", "additive", "increase"):
+    for name in ORDER:
         value: float | None = getattr(row, name)
         css = "num" + ("" if name != score else " pos" if (value or 0) >= 0 else " neg")
         shown = p.esc(signed(value))

@@ -29,6 +29,7 @@ from mainstem.report.text import (
 )
 
 WIDE = 118
+ORDER = ("increase", "additive", "direct")
 READINGS = {
     "attention_subvalue": "is a head reading one source position, coef. its attention weight",
     "ffn_neuron": "is an FFN neuron, coef. its activation",
@@ -199,7 +200,7 @@ def _values(e: Explanation, width: int) -> list[RenderableType]:
     if with_source:
         table.add_column("source", no_wrap=True, overflow="ellipsis", max_width=16)
     table.add_column("coef.", justify="right", no_wrap=True)
-    for score in ("direct", "additive", "increase"):
+    for score in ORDER:
         mark = "▾" if score == e.score else ""
         table.add_column(f"{mark}{score}", justify="right", no_wrap=True)
     if wide:
@@ -216,9 +217,11 @@ def values_caption(e: Explanation) -> str:
     """What the table of values shows, by which score and under which norm."""
     against = bool(e.values) and _score_of(e.values[0], e.score) < 0
     rival = f" over {', '.join(visible(r.token) for r in e.against)}" if e.against else ""
-    which = f"the {len(e.values)} of {count(e.search['units'])} units that write most {'against' if against else 'for'}"
+    units, scored = e.search["units"], e.search["scored"]
+    which = f"the {len(e.values)} of {count(units)} units that write most {'against' if against else 'for'}"
+    search = f" (exact: {count(scored)} of them scored, the others bounded)" if scored < units else ""
     return (
-        f"{which} {visible(e.target.token)}{rival}, by {SCORES.get(e.score, e.score)}; "
+        f"{which} {visible(e.target.token)}{rival}, by {SCORES.get(e.score, e.score)}{search}; "
         f"{NORMS.get(e.norm, e.norm)}; promoted tokens centred, under the frozen norm"
     )
 
@@ -233,7 +236,7 @@ def _value_cells(rank: int, row: ValueRow, score: str, wide: bool, with_source: 
     if with_source:
         cells.append(source)
     cells.append(Text(compact(row.coefficient)))
-    for name in ("direct", "additive", "increase"):
+    for name in ORDER:
         value = getattr(row, name)
         style = "" if name != score else "for" if (value or 0) >= 0 else "against"
         cells.append(Text(signed(value), style))

@@ -158,7 +158,7 @@ def notices(warnings: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> list
 
 def visible_line(text: str) -> str:
     """A sentence of Mainstem's own with what a token in it may have brought along made visible, spaces kept."""
-    return " ".join(visible(word) for word in text.split(" ")).replace("''", "")
+    return " ".join(visible(word) if word else "" for word in text.split(" "))
 
 
 def provenance_line(p: Provenance) -> Padding:

@@ -11,7 +11,11 @@ from typing import Any
 
 SPACE = "␣"
 NOTHING = "–"
-_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": SPACE, "\\": "\\\\"}
+EMPTY = "\\empty"
+# Spaces are the commonest and get a sign; that sign itself, and the backslash of escapes, must not be taken for one.
+_ESCAPES = {
+    "\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\", " ": SPACE, SPACE: "\\u2423", "◌": "\\u25cc",
+}  # fmt: skip
 _COMBINING = ("Mn", "Mc", "Me")
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -64,7 +68,7 @@ def visible(token: str) -> str:
             out.append("◌" + character)  # a mark alone would sit on whatever stands before it
         else:
             out.append(character)
-    return "".join(out) or "''"
+    return "".join(out) or EMPTY
 
 
 def shortened(text: str, length: int) -> str:

@@ -1,0 +1,190 @@
+"""Results made by hand for the reports' tests: no model is needed, and everything that can go wrong is in them."""
+
+from mainstem.description import (
+    AnatomyDescription,
+    BlockRow,
+    CourseRow,
+    FinalRow,
+    HeadsRow,
+    LensCertificate,
+    LensReading,
+    LevelRow,
+    LikelyToken,
+    NamedToken,
+    NormRow,
+    ReadRow,
+    RefusalRow,
+    ShapeRow,
+    StateRow,
+    StepRow,
+    StreamRow,
+    WriteRow,
+)
+from mainstem.explanation import (
+    Certificate,
+    CheckSummary,
+    Explanation,
+    LayerRow,
+    Provenance,
+    Token,
+    ValueRow,
+)
+
+NASTY = [
+    "The",
+    "<script>alert(1)</script>",
+    "[bold red]x[/]",
+    ":smile:",
+    "line\nbreak",
+    "\u202eevil",
+    " ",
+    "",
+    "\x1b[31m",
+    "日本",
+    "\u0301",
+    "</td>&amp;\"'",
+    " is",
+]
+"""Tokens that a page or a terminal could take for something else."""
+
+NAN = float("nan")
+GOOD = CheckSummary(12, 1e-6, 1e-3, True)
+BAD = CheckSummary(12, 0.5, 1e-3, False, "L1H0@3")
+WARNINGS = [{"code": "sink", "text": "73% of the heads look at the first position.", "value": 0.73}]
+
+
+def provenance() -> Provenance:
+    return Provenance("0.1", "2.9", "5.0", "tiny", None, "float32", "cpu", 0, "2026-01-01T00:00:00+00:00")
+
+
+def model() -> dict:
+    return {"name": "tiny <model>", "n_layers": 2, "d_model": 16, "dtype": "float32"}
+
+
+def certificate(holds: bool = True) -> Certificate:
+    labels = GOOD if holds else BAD
+    failed = None if holds else "the heads of L1.attn"
+    error = 2e-7 if holds else 0.3
+    return Certificate("units", 12, error, 3e-7, 1e-4, holds, 1234, 5e-7, 1e-6, labels, GOOD, failed)
+
+
+def explanation(
+    *, holds: bool = True, contrast: bool = False, negative: bool = False, empty: bool = False, scale: float = 1.0
+) -> Explanation:
+    units = ["embed", "L0.attn", "L0.mlp", "L1.attn", "L1.mlp"]
+    steps = [-20.0, 4.0, 1.5, -0.5, 14.9]
+    directs = [-0.2, 1.0, 0.5, -1.5, 6.0]
+    layers, so_far = [], 0.0
+    for unit, step, direct in zip(units, steps, directs, strict=True):
+        so_far += step
+        layers.append(LayerRow(unit, so_far, step, direct * scale, ["<b>", " the"]))
+    sign = -1 if negative else 1
+    values = [
+        ValueRow(
+            "L1H0@3", "attention_subvalue", 0.9, sign * 2.0, sign * 1.5, sign * 2.5, NASTY[:5], NASTY[5:9], ":smile:"
+        ),
+        ValueRow("L1N7", "ffn_neuron", -24.0, sign * 1.0, None, sign * 2.0, [" a"] * 5, [" b"] * 5, None, 1.2, 0.2),
+        ValueRow("L0E3N40", "expert_neuron", 1e-9, None, NAN, sign * 1.0, [], [], None),
+    ]
+    return Explanation(
+        provenance=provenance(),
+        warnings=WARNINGS,
+        model=model(),
+        prompt={"text": "x", "tokens": NASTY, "ids": list(range(len(NASTY)))},
+        position=len(NASTY) - 1,
+        target=Token(" <Paris>", 7, 0.77, -0.26, 1),
+        against=[Token(" London", 8, 1e-9, -20.0, 5000)] if contrast else [],
+        norm="frozen",
+        score="increase",
+        certificate=certificate(holds),
+        layers=layers,
+        values=[] if empty else values,
+        kinds=["attention_subvalue"],
+        account={
+            "embedding": -0.2,
+            "attn": -0.5,
+            "mlp": 6.5,
+            "readout": 0.3,
+            "unexplained": 1e-7,
+            "total": 6.1 * scale,
+        },
+        search={"units": 1000, "scored": 16, "exact": True, "slack": 1e-4},
+        notes=["'Paris' is another token and has probability 0.9; ' Paris' was taken literally."],
+    )
+
+
+def lens_reading(tokens: int = 2) -> LensReading:
+    followed = [NamedToken(f" token{i}", i) for i in range(tokens)]
+    states = []
+    for i, unit in enumerate(["embed", "L0.attn", "L0.mlp", "L1.attn", "L1.mlp"]):
+        top = [LikelyToken(token, n, 0.5 / (n + 1)) for n, token in enumerate(NASTY[:4])]
+        course = [CourseRow(t.token, t.id, 0.5 * i, 1.0 * i, -9.0 + i, 100 - i) for t in followed]
+        states.append(StateRow(unit, 2.0 - 0.1 * i, top, course))
+    return LensReading(
+        provenance=provenance(),
+        warnings=WARNINGS,
+        model=model(),
+        prompt={"text": None, "tokens": NASTY, "ids": list(range(len(NASTY)))},
+        position=2,
+        norm="recompute",
+        tokens=followed,
+        certificate=LensCertificate(1e-7, 1e-5, True, 5, 2e-5),
+        states=states,
+    )
+
+
+def _write(layer: int, unit: str, **changes) -> WriteRow:
+    fields = dict(
+        unit=f"L{layer}.{unit}", layer=layer, module=f"blocks.{layer}.{unit}.out", dtype="float32", matrix=[16, 32],
+        coefficient=1.0, tail=[], bias=False, heads=None, neurons=None, shared_expert=None, experts=False, refused={},
+    )  # fmt: skip
+    return WriteRow(**{**fields, **changes})
+
+
+def anatomy(shapes: bool = True) -> AnatomyDescription:
+    norm = NormRow("rms", 1e-6, [0.5, 1.5], False)
+    writes = [
+        WriteRow("embed", None, "table", "float32", None, 1.0, [], False, None, None, None, False, {}),
+        *(_write(i, "attn", heads=HeadsRow(4, 2, 8, None, True), matrix=[16, 32]) for i in range(3)),
+        *(_write(i, "mlp", neurons=32, tail=[StepRow("norm", norm=norm)], coefficient=0.5 + i) for i in range(2)),
+        _write(
+            2, "mixer", matrix=None, refused={"neurons": "it is <no> product"}, tail=[StepRow("gate", gate="blocks.2")]
+        ),
+    ]
+    reads = [
+        ReadRow(f"L{i}.attn", i, ["query"], f"blocks.{i}.attn.q", [32, 16], True, "embed", norm, [], norm, "float32")
+        for i in range(3)
+    ]
+    rows = [ShapeRow(None, None, "ids", "the tokens", ["batch", "pos"], [1, 3], False)]
+    for i in range(3):
+        rows.append(
+            ShapeRow(i, None, "stream", "what enters the block", ["batch", "pos", "d_model"], [1, 3, 16], False)
+        )
+        rows.append(ShapeRow(i, f"L{i}.attn", "W_Q", "reads", ["(n_heads d_head)", "d_model"], [32, 16], True, "q"))
+    rows.append(ShapeRow(None, None, "logits", "W_U x", ["batch", "pos", "d_vocab"], [1, 3, 64], False))
+    return AnatomyDescription(
+        provenance=provenance(),
+        warnings=[],
+        model={**model(), "class": "Tiny", "parameters": 12345},
+        sizes={"n_layers": 3, "d_model": 16, "d_vocab": 64, "n_heads": [4, 4, 2], "d_mlp": None},
+        tied=True,
+        causal=False,
+        positions="not in the stream",
+        blocks=[
+            BlockRow(0, "blocks.0", 0, ["L0.attn", "L0.mlp"], "embed"),
+            BlockRow(1, "blocks.1", 0, ["L1.attn", "L1.mlp"], "L0.mlp"),
+            BlockRow(2, "blocks.2", 0, ["L2.attn", "L2.mixer"], "L1.mlp"),
+        ],
+        writes=writes,
+        reads=reads,
+        stream=[StreamRow("embed", StepRow("factor", factor=8.0))],
+        final=FinalRow(None, [16, 8], [64, 16], True, 0.5, 30.0, "a <reason>"),
+        levels=[
+            LevelRow("sublayers", 7, False, []),
+            LevelRow("neurons", 64, False, [RefusalRow("L2.mixer", "it is <no> product")]),
+            LevelRow("subvalues", 12, True, []),
+        ],
+        labels=BAD,
+        prompt={"text": "x", "tokens": NASTY[:3], "ids": [0, 1, 2]} if shapes else None,
+        shapes=rows if shapes else None,
+    )

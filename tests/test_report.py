@@ -1,0 +1,351 @@
+"""Reports: what they say, that they fit, and that no token can spoil them. No model is needed."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+
+import pytest
+import report_samples as samples
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from mainstem.report import as_html, as_json, as_text, print_tables
+from mainstem.report import text as words
+from mainstem.report.alike import block_groups, layers_text, shape_groups
+from mainstem.report.drawing import Course, Tributary, courses, stream
+from mainstem.report.terminal import terminal
+
+RESULTS = {
+    "explanation": samples.explanation(),
+    "refused": samples.explanation(holds=False),
+    "contrast": samples.explanation(contrast=True),
+    "negative": samples.explanation(negative=True),
+    "empty": samples.explanation(empty=True),
+    "lens": samples.lens_reading(),
+    "lens of six": samples.lens_reading(6),
+    "anatomy": samples.anatomy(),
+    "anatomy without shapes": samples.anatomy(shapes=False),
+}
+ALL = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
+WIDTHS = (60, 80, 100, 118, 140, 200)
+
+
+# --- words and numbers ------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_a_visible_token_holds_nothing_that_is_not_seen(token):
+    shown = words.visible(token)
+    assert shown and shown.isprintable() and " " not in shown and "\n" not in shown
+
+
+@given(st.text(max_size=4), st.text(max_size=4))
+def test_two_tokens_never_look_the_same(a, b):
+    assert (words.visible(a) == words.visible(b)) == (a == b)
+
+
+def test_visible_tokens():
+    assert words.visible(" Paris") == "␣Paris"
+    assert words.visible("\n\t\\") == "\\n\\t\\\\"
+    assert words.visible("\u200b\u202e\x1b\x00") == "\\u200b\\u202e\\x1b\\x00"
+    assert words.visible("\u0301") == "◌\u0301"
+    assert words.visible("日本 é") == "日本␣é"
+
+
+@given(st.floats(allow_nan=True), st.integers(1, 40))
+def test_bars_keep_their_width(value, half):
+    left, right = words.diverging(value, 10.0, half)
+    assert len(left) == len(right) == half
+    assert not (left.strip() and right.strip())
+
+
+@given(st.floats(0, 10), st.floats(0, 10))
+def test_a_larger_value_has_no_shorter_bar(a, b):
+    low, high = sorted((a, b))
+    assert len(words.bar(low, 10.0, 12)) <= len(words.bar(high, 10.0, 12))
+    assert words.bar(10.0, 10.0, 12) == "█" * 12
+
+
+def test_numbers():
+    assert [words.signed(x) for x in (1.234, -1.234, -0.001, math.nan, None)] == ["+1.23", "−1.23", "0.00", "–", "–"]
+    assert [words.probability(p) for p in (0.7725, 0.0012, 3.1e-7)] == ["0.772", "0.0012", "3.1e-07"]
+    assert [words.compact(x) for x in (0.9, -24.93, 1e-9, 123456.0)] == ["0.90", "−24.93", "1.0e-09", "1.2e+05"]
+    assert words.plural(1, "token") == "1 token" and words.plural(1200, "part") == "1,200 parts"
+
+
+def test_the_middle_of_a_long_list_is_left_out_but_never_what_matters():
+    shown = words.gaps(range(1000), [500], 96)
+    assert shown[0] == 0 and shown[-1] == 999 and 500 in shown and None in shown and len(shown) < 110
+    assert words.gaps(range(5), [4], 96) == [0, 1, 2, 3, 4]
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_json_is_one_document_and_finite(result):
+    document = json.loads(as_json(result), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert document["schema"] == f"mainstem/{document['command']}/1"
+    assert {"provenance", "warnings", "model", "prompt", "notes"} <= set(document)
+
+
+def test_nan_is_null_in_json():
+    values = json.loads(as_json(RESULTS["explanation"]))["values"]
+    assert values[2]["additive"] is None and values[2]["increase"] is None
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_fit_and_are_plain_in_a_pipe(result, width):
+    shown = as_text(result, width)
+    assert max(cell_len(line) for line in shown.splitlines()) <= width
+    assert "\x1b" not in shown and "\u202e" not in shown
+    assert all(line == line.rstrip() for line in shown.splitlines())
+
+
+@ALL
+def test_no_colour_means_no_escape_of_colour(result, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    held = StringIO()
+    print_tables(terminal(held, 100), result)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", held.getvalue())
+
+
+def test_colours_change_no_word():
+    held = StringIO()
+    print_tables(terminal(held, 100, colour=True), RESULTS["explanation"])
+    coloured = re.sub(r"\x1b\[[0-9;]*m", "", held.getvalue())
+    assert [line.rstrip() for line in coloured.splitlines()] == as_text(RESULTS["explanation"], 100).splitlines()
+    assert "\x1b[" in held.getvalue()
+
+
+@pytest.mark.parametrize("name", ["explanation", "lens"])
+def test_all_tokens_are_shown_and_the_destination_is_marked(name):
+    result, shown = RESULTS[name], as_text(RESULTS[name], 200)
+    for place, token in enumerate(samples.NASTY):
+        visible = words.visible(token)
+        assert (f"{place} [{visible}]" if place == result.position else f"{place} {visible}") in shown
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_what_an_explanation_says(width):
+    shown = " ".join(as_text(RESULTS["explanation"], width).split())
+    for expected in (
+        "target ␣<Paris> p 0.770 log p −0.260 rank 1 id:7",
+        "✓ sum 1,234 parts add up to the stream: error 2.0e-07, tolerance 1.0e-04, worth 5.0e-07 nats",
+        "✓ labels 12 units",
+        "✓ reads 12 projections",
+        "the 3 of 1,000 units that write most for ␣<Paris>",
+        "by log-probability increase (nats) (exact: 16 of them scored",
+        "frozen norm",
+        "recomputed norm",
+        "▾increase",
+        "sink",
+        "note",
+    ):
+        assert expected in shown, expected
+    assert shown.index("L1H0@3") < shown.index("L1N7") < shown.index("L0E3N40")
+
+
+def test_a_certificate_that_fails_is_said_with_its_place():
+    for shown in (" ".join(as_text(RESULTS["refused"], 140).split()), as_html(RESULTS["refused"])):
+        assert "does not hold at the heads of L1.attn" in shown
+        assert "does not hold at L1H0@3" in shown
+
+
+def test_a_contrast_names_its_rivals_and_a_negative_list_says_against():
+    assert "over ␣London" in as_text(RESULTS["contrast"], 100)
+    assert "minus that of ␣London" in as_text(RESULTS["contrast"], 100)
+    assert "write most against ␣<Paris>" in " ".join(as_text(RESULTS["negative"], 100).split())
+    assert "no unit of these kinds" in as_text(RESULTS["empty"], 100)
+
+
+def test_the_lens_shows_every_followed_token_at_every_width():
+    for width in WIDTHS:
+        shown = as_text(RESULTS["lens of six"], width)
+        assert all(f"␣token{i}" in shown for i in range(6))
+        assert shown.count("L1.mlp") >= 2
+
+
+def test_what_an_anatomy_says():
+    shown = " ".join(as_text(RESULTS["anatomy"], 140).split())
+    for expected in (
+        "L0, L1 2 blocks alike",
+        "4 heads of 8 (2 key/value)",
+        "query, then rms norm (gain 0.50 … 1.50) by head",
+        "rms norm (gain 0.50 … 1.50), × 0.50 … 1.50",
+        "a gate at blocks.2",
+        "refused neurons: it is <no> product",
+        "✗ neurons 64 refused at L2.mixer: it is <no> product",
+        "12 × sources",
+        "attends both ways",
+        "with embed × 8.00",
+        "a <reason>",
+        "softcap 30.00",
+        "L0 … L2 3 blocks alike",
+        "[(n_heads d_head), d_model]",
+    ):
+        assert expected in shown, expected
+
+
+def test_alike_blocks_are_found_once_with_their_ranges():
+    groups = block_groups(samples.anatomy())
+    assert [group.layers for group in groups] == [[0, 1], [2]]
+    assert [factors for factors in groups[0].factors] == [[1.0, 1.0], [0.5, 1.5]]
+    assert sum(len(rows) for _, rows in shape_groups(samples.anatomy().shapes or [])) == 4
+    assert layers_text([0, 1, 2, 5, 7, 8]) == "L0 … L2, L5, L7, L8"
+
+
+# --- pages ------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """A page's elements, checked for balance as they come."""
+
+    VOID = frozenset(["meta", "br"])
+    PARAGRAPH_ENDS = frozenset(["p"])
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict]] = []
+        self.text: list[str] = []
+        self.data = ""
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, (tag, self.open)
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script" and self.elements[-1][1].get("id") == "document":
+            self.data += data
+        elif not self.open or self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+    def attributes(self, name):
+        return [attributes[name] for _, attributes in self.elements if name in attributes]
+
+    def count(self, tag):
+        return sum(found == tag for found, _ in self.elements)
+
+
+@ALL
+def test_pages_are_whole_and_no_token_becomes_markup(result):
+    page = Page(as_html(result))
+    assert page.count("script") == 2 and page.count("style") == page.count("h1") == page.count("main") == 1
+    assert "\u202e" not in "".join(page.text)
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+
+
+@ALL
+def test_pages_need_nothing_from_anywhere(result):
+    text = as_html(result)
+    page = Page(text)
+    assert not page.attributes("src") and not page.attributes("href") and not page.count("link")
+    assert not re.search(r"https?:|@import|url\(|//[a-z]+\.", text)
+    assert "default-src 'none'" in page.attributes("content")[0]
+
+
+@ALL
+def test_pages_carry_their_document(result):
+    assert json.loads(Page(as_html(result)).data) == json.loads(as_json(result))
+
+
+@ALL
+def test_pages_follow_light_and_dark_and_print(result):
+    text = as_html(result)
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+
+
+def test_an_explanations_page_says_what_its_tables_say():
+    text = " ".join(" ".join(Page(as_html(RESULTS["explanation"])).text).split())
+    for unit in ("L1H0@3", "L1N7", "L0E3N40", "L0.attn", "L1.mlp"):
+        assert unit in text
+    for expected in ("0.770", "1,234 parts add up", "sink", "frozen norm", "exact: 16 of them scored", "2.9"):
+        assert expected in text, expected
+    destination = [a for _, a in Page(as_html(RESULTS["explanation"])).elements if a.get("aria-current")]
+    assert len(destination) == 1
+
+
+def test_the_script_only_sorts():
+    """Without JavaScript the page says the same: the script makes no text, and rows are in order."""
+    text = as_html(RESULTS["explanation"])
+    script = text[text.rindex("<script>") :]
+    assert not re.search(r"innerHTML|textContent\s*=|createElement|write\(|fetch|XMLHttp", script)
+    assert text.index(">L1H0@3<") < text.index(">L1N7<") < text.index(">L0E3N40<")
+
+
+# --- drawings ---------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_a_stream_is_drawn_whatever_the_numbers(values):
+    drawn = stream([Tributary(f"L{i}.attn", v) for i, v in enumerate(values)], " x", math.fsum(values))
+    assert "nan" not in drawn and "inf" not in drawn
+    assert drawn.count("<title>") == len(values) + 1
+    Page(drawn)
+
+
+def test_the_stems_end_is_as_wide_as_the_tributaries_together():
+    values = [1.0, 2.0, -0.5, 4.0]
+    drawn = stream([Tributary(f"L{i}.mlp", v) for i, v in enumerate(values)], " x", sum(values))
+    largest = max(6.5, 4.0)
+    stem = max(re.findall(r'class="stem-for" d="([^"]+)"', drawn), key=len)
+    ys = [float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", stem)]
+    assert max(ys) - min(ys) == pytest.approx(86.0 * 6.5 / largest, abs=0.2)
+
+
+def test_labels_of_a_stream_never_cover_each_other():
+    drawn = stream([Tributary(f"L{i}.mlp", 1.0 + i % 3) for i in range(61)], " x", 100.0)
+    label = r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(end|start)"><tspan class="mono">([^<]+)</tspan> ([^<]+)'
+    spans = []
+    for x, y, anchor, name, number in re.findall(label, drawn):
+        length = 7.2 * len(f"{name} {number}")
+        left = float(x) - (length if anchor == "end" else 0.0)
+        spans.append((float(y), left, left + length))
+    assert len(spans) == 8
+    for i, (y, left, right) in enumerate(spans):
+        for other_y, other_left, other_right in spans[i + 1 :]:
+            assert abs(y - other_y) > 12 or right < other_left or other_right < left
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=30))
+def test_courses_are_drawn_whatever_the_numbers(values):
+    drawn = courses([f"L{i}.attn" for i in range(len(values))], [Course(" x", values, "p 0.1")], "a course")
+    assert "nan" not in drawn.lower().replace("finance", "")
+    Page(f"<div>{drawn}</div>")
+
+
+def test_a_model_without_direct_attribution_has_no_drawn_stream():
+    e = samples.explanation()
+    bare = replace(e, layers=[replace(row, direct=None) for row in e.layers])
+    assert "The stream</h2>" not in as_html(bare)
+    assert "The stream</h2>" in as_html(e)
+
+
+def test_unknown_results_have_no_report():
+    class Other:
+        def as_dict(self):
+            return {}
+
+    with pytest.raises(TypeError, match="no page for Other"):
+        as_html(Other())
+    with pytest.raises(TypeError, match="no table for Other"):
+        as_text(Other())
