@@ -102,9 +102,7 @@ def probe_ids(model: torch.nn.Module) -> Tensor:
     """Random token ids [1, positions]; the number of positions divides no size of the model."""
     table = _embedding_table(model)
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
-    count = next(
-        (p for p in PRIMES if all(size % p for size in sizes if size < 200_000 and size >= p)), PRIMES[1]
-    )
+    count = next((p for p in PRIMES if all(size % p for size in sizes if size < 200_000 and size >= p)), PRIMES[1])
     generator = torch.Generator().manual_seed(0)
     high = table.shape[0]
     low = min(5, high // 4)
@@ -121,9 +119,7 @@ def _embedding_table(model: torch.nn.Module) -> Tensor:
     if module is None or getattr(module, "weight", None) is None:
         module = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
     if module is None:
-        raise RefusedError(
-            "no token embedding found", type(model).__name__, "there is nothing to look tokens up in"
-        )
+        raise RefusedError("no token embedding found", type(model).__name__, "there is nothing to look tokens up in")
     return module.weight  # type: ignore[return-value]
 
 
@@ -163,9 +159,7 @@ def _graph(
                 Term(
                     node_of[term.value.id],
                     term.factor,
-                    None
-                    if term.gate is None
-                    else Gate(finder.site(term.gate), term.gate_power, term.gate_factor),
+                    None if term.gate is None else Gate(finder.site(term.gate), term.gate_power, term.gate_factor),
                 )
                 for term in step.terms
             ]
@@ -207,11 +201,7 @@ def _tied(recording: Recording, unembedding: Tensor) -> bool:
 
 
 def _position_scheme(writes: list[Write]) -> str:
-    return (
-        "added to the stream"
-        if any(str(w.unit).startswith("embed.pos") for w in writes)
-        else "not in the stream"
-    )
+    return "added to the stream" if any(str(w.unit).startswith("embed.pos") for w in writes) else "not in the stream"
 
 
 def _run_with_another_end(model: torch.nn.Module, ids: Tensor, forward: dict[str, Any]) -> Any:
