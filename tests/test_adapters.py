@@ -70,9 +70,7 @@ def test_the_adapter_is_a_part_of_the_sublayers_one_part() -> None:
     anatomy = discover(model, use_cache=False)
     here = moment_of(model, anatomy, zoo.prompt(9, seed=1), use_cache=False)
     decomposition = decompose(here, "sublayers")
-    addresses = [
-        str(unit) for group in decomposition.groups if group.kind == "sublayer" for unit in group.units
-    ]
+    addresses = [str(unit) for group in decomposition.groups if group.kind == "sublayer" for unit in group.units]
     assert len(addresses) == len(set(addresses)) == 6
 
 

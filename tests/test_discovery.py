@@ -165,9 +165,7 @@ def test_a_read_names_the_norm_that_it_is_read_through() -> None:
 
 def _hooks(model: nn.Module) -> int:
     return sum(
-        len(getattr(module, name))
-        for module in model.modules()
-        for name in ("_forward_hooks", "_forward_pre_hooks")
+        len(getattr(module, name)) for module in model.modules() for name in ("_forward_hooks", "_forward_pre_hooks")
     )
 
 

@@ -1,7 +1,7 @@
 """Addresses of writes: blocks in the order of execution, sublayers in each, and embeddings by what they depend on."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -10,6 +10,8 @@ from mainstem.model.paths import Path
 from mainstem.model.recorder import Call, Frame, Value
 from mainstem.units import Unit
 
+Kind = Literal["embed", "attn", "mlp", "mixer"]
+
 
 @dataclass
 class Draft:
@@ -17,7 +19,7 @@ class Draft:
 
     value: Value
     path: Path
-    kind: str
+    kind: Kind
     inputs: list[Value]
     experts: ExpertSum | None
     cores: list[Call] = field(default_factory=list)
@@ -33,7 +35,7 @@ def _block_frame(leaf: Value) -> Frame | None:
 
 
 def blocks_in_order(drafts: list[Draft]) -> list[tuple[str, int, list[int]]]:
-    """Blocks as (path, call, writes): calls of the entries of a list of modules, or, without a list, by what repeats."""
+    """Blocks as (path, call, writes): calls of the entries of a list of modules, or, without one, by what repeats."""
     blocks: dict[tuple[str, int], list[int]] = {}
     for i, draft in enumerate(drafts):
         frame = _block_frame(draft.value)
@@ -90,7 +92,7 @@ def _embedding_unit(leaf: Value, units: list[Unit]) -> Unit:
 
 def _counts_positions(leaf: Value) -> bool:
     """Whether a table is looked up by numbers that count one by one, which some models compute from the tokens."""
-    index = [o for o in leaf.call.active_operands() if not o.tensor.is_floating_point()] if leaf.call is not None else []
+    index = (
+        [o for o in leaf.call.active_operands() if not o.tensor.is_floating_point()] if leaf.call is not None else []
+    )
     return bool(index) and bool((index[0].tensor.flatten().diff() == 1).all())
-
-

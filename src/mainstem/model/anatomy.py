@@ -41,6 +41,7 @@ class Projection:
 
     @property
     def n_in(self) -> int:
+        """The number of input channels."""
         return self.factors[0].shape[1]
 
 
@@ -92,6 +93,7 @@ class AttentionCore:
 
     @property
     def n_heads(self) -> int:
+        """The number of query heads."""
         return self.channels.shape[0]
 
 

@@ -37,7 +37,7 @@ def attention_core(path: Path, finder: SiteFinder, positions: int) -> AttentionC
     found = _fit(path.source, index, positions)
     if found is None:
         raise LevelRefusedError(
-            "heads cannot be told apart: attention's result reaches the output matrix in no order of heads and positions",
+            "attention's result reaches the output matrix in no order of heads and positions",
             _where(path.core),
         )
     layout, channels, sizes = found
@@ -48,9 +48,10 @@ def attention_core(path: Path, finder: SiteFinder, positions: int) -> AttentionC
 
 
 def joint_core(path: Path, positions: int) -> tuple[AttentionCore, Tensor]:
-    """The core of a contraction of pattern, values and output matrix at once, and its matrix [out, heads x coordinates].
+    """The core of a contraction of pattern, values and output matrix at once, and its matrix.
 
-    What the output matrix reads is then seen nowhere in the run, and is computed from pattern and values.
+    The matrix is [out, heads x coordinates]. What it reads is seen nowhere in the run, and is computed from pattern
+    and values.
     """
     call = path.core
     assert call is not None
@@ -97,8 +98,8 @@ def is_joint(call: Call) -> bool:
     return call.name == "einsum" and any(not o.active and o.tensor.dim() >= 2 for o in call.operands())
 
 
-def _where(call: Call) -> str:
-    return call.frame.path if call.frame is not None else "the model"
+def _where(call: Call | None) -> str:
+    return call.frame.path if call is not None and call.frame is not None else "the model"
 
 
 def _follow(start: Value, steps: list[PathStep], index: Tensor | None = None) -> Tensor:
@@ -180,7 +181,7 @@ class _Operands:
 
 
 def _fused(call: Call, layout: str) -> _Operands:
-    bound = dict(zip(SIGNATURE, call.args, strict=False)) | call.kwargs
+    bound: dict[str, Any] = dict(zip(SIGNATURE, call.args, strict=False)) | call.kwargs
     leaves = leaves_of((call.args, call.kwargs))
     values = {name: bound[name] for name in ("query", "key", "value")}
     slots = {name: argument_slot(call, value) for name, value in values.items()}
@@ -263,7 +264,8 @@ def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> A
         heads = heads_first(tensor, layout, sizes, 1)
         if heads.shape[2] != positions:
             raise LevelRefusedError(
-                f"attention reads {heads.shape[2]} sources for {positions} positions", _where(call),
+                f"attention reads {heads.shape[2]} sources for {positions} positions",
+                _where(call),
                 "Its sources are not the prompt's positions, so subvalues have no meaning here.",
             )
         groups[name] = repeats(heads)

@@ -49,9 +49,7 @@ def affine(program: Program | None, operands: list[Tensor], width: int) -> Affin
             for factor, probe in zip(factors, probes, strict=True):
                 term = factor * probe.double().reshape(-1, width)
                 expected, magnitude = expected + term, magnitude + term.abs()
-            if not bool(
-                ((run(probes) - expected).norm() <= tolerance * magnitude.norm()) & expected.isfinite().all()
-            ):
+            if not bool(((run(probes) - expected).norm() <= tolerance * magnitude.norm()) & expected.isfinite().all()):
                 return None
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None

@@ -26,9 +26,7 @@ def stream_inputs(leaf: Value, known: set[int]) -> tuple[list[Value], list[Call]
             seen[value.id] = value
             if value.call is not None:
                 pending.extend(value.call.operands())
-    calls = {
-        id(v.call): v.call for _, v in sorted(seen.items(), reverse=True) if v.call is not None and v.active
-    }
+    calls = {id(v.call): v.call for _, v in sorted(seen.items(), reverse=True) if v.call is not None and v.active}
     return [found[i] for i in sorted(found)], list(calls.values())
 
 
@@ -74,5 +72,3 @@ def _row_by_row(call: Call) -> tuple[Value, Any] | None:
         return (result.to(x) * (1 + change) + change).to(result.dtype if x.dtype == source.dtype else x.dtype)
 
     return active[0], cheap
-
-

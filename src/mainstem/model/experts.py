@@ -66,7 +66,7 @@ class ExpertParts:
     constant: Tensor
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A sum over experts whose structure is not understood; the message is the reason."""
 
 
@@ -83,7 +83,7 @@ def expert_sum(leaf: Value, inputs: Sequence[Value]) -> ExpertSum | None:
     site = ExpertSite(frame.path, frame.call, slot, leaf.call.key, leaf.call.ordinal)
     try:
         rows = expert_parts(leaf, inputs).rows
-    except Unreadable as error:
+    except UnreadableError as error:
         return ExpertSum(site, 0, 0, str(error))
     n_experts = max(r.matrix.shape[0] if r.matrix.dim() == 3 else int(r.expert.max()) + 1 for r in rows)
     return ExpertSum(site, n_experts, rows[0].hidden.shape[1], None)
@@ -102,14 +102,9 @@ def find_sum(recording: Recording, frame: Frame, site: ExpertSite) -> Value:
         return value
     for value in recording.values:
         call = value.call
-        if (
-            call is not None
-            and call.frame is frame
-            and call.key == site.function
-            and call.ordinal == site.ordinal
-        ):
+        if call is not None and call.frame is frame and call.key == site.function and call.ordinal == site.ordinal:
             return value
-    raise Unreadable("the sum over experts is not where the anatomy saw it")
+    raise UnreadableError("the sum over experts is not where the anatomy saw it")
 
 
 def expert_products(result: Value, inputs: Sequence[Value] = ()) -> list[Value]:
@@ -173,17 +168,17 @@ def expert_parts(result: Value, inputs: Sequence[Value] = ()) -> ExpertParts:
     """A sum over experts taken apart.
 
     Raises:
-        Unreadable: with the reason, if the rows cannot be found or do not add up to the sum.
+        UnreadableError: with the reason, if the rows cannot be found or do not add up to the sum.
     """
     products = expert_products(result, inputs)
     if not products:
-        raise Unreadable("no product with an expert's matrix leads linearly to the write")
+        raise UnreadableError("no product with an expert's matrix leads linearly to the write")
     width = result.shape[-1]
     if any(product.tensor.numel() % width for product in products):
-        raise Unreadable("an expert's product has another width than the stream")
+        raise UnreadableError("an expert's product has another width than the stream")
     program = extract(result, products)
     if program is None:
-        raise Unreadable("the sum over experts is changed through an alias")
+        raise UnreadableError("the sum over experts is changed through an alias")
     constant, weights = _weights(program, products, width)
     rows = tuple(_rows(product, weight, width) for product, weight in zip(products, weights, strict=True))
     return ExpertParts(rows, constant)
@@ -215,7 +210,7 @@ def _weights(program: Program, products: list[Value], width: int) -> tuple[Tenso
         expected += weight @ probe.double().reshape(-1, width)
     seen = run(random)
     if not bool((seen - expected).norm() <= 300 * PROBE * expected.norm()):
-        raise Unreadable("experts' outputs do not enter the sum row by row")
+        raise UnreadableError("experts' outputs do not enter the sum row by row")
     return constant, weights
 
 
@@ -236,7 +231,7 @@ def _rows(product: Value, weight: Tensor, width: int) -> ExpertRows:
         candidate = ExpertRows(expert, flat, weight, matrix, transposed, rows.bias)
         if _reproduces(candidate, out):
             return candidate
-    raise Unreadable("an expert's rows are not its matrix times its neurons")
+    raise UnreadableError("an expert's rows are not its matrix times its neurons")
 
 
 def _hidden(data: Tensor, product: Tensor, width: int) -> tuple[Tensor, int]:
@@ -249,7 +244,7 @@ def _hidden(data: Tensor, product: Tensor, width: int) -> tuple[Tensor, int]:
     flat = data.reshape(-1, hidden)
     if flat.shape[0] != n_rows:
         if n_rows % flat.shape[0]:
-            raise Unreadable("an expert's product has rows that its input has not")
+            raise UnreadableError("an expert's product has rows that its input has not")
         flat = flat.repeat(n_rows // flat.shape[0], 1)
     return flat, hidden
 
@@ -257,9 +252,7 @@ def _hidden(data: Tensor, product: Tensor, width: int) -> tuple[Tensor, int]:
 def _matrix(call: Call, data: Value, n_rows: int, hidden: int) -> tuple[Tensor, Tensor]:
     """The experts' matrices and which of them each row uses."""
     device = data.tensor.device
-    weight = next(
-        o for o in call.operands() if o is not data and o.tensor.is_floating_point() and o.tensor.dim() >= 2
-    )
+    weight = next(o for o in call.operands() if o is not data and o.tensor.is_floating_point() and o.tensor.dim() >= 2)
     if weight.active:
         base, index = _gathered(weight)
         chosen = index.tensor.reshape(-1).long()
@@ -285,7 +278,7 @@ def _gathered(weight: Value) -> tuple[Value, Value]:
     base = next(o for o in value.call.operands() if o.tensor.is_floating_point())
     index = next((o for o in value.call.operands() if not o.tensor.is_floating_point()), None)
     if index is None or base.tensor.dim() != 3:
-        raise Unreadable("experts' matrices are chosen in a way that cannot be followed")
+        raise UnreadableError("experts' matrices are chosen in a way that cannot be followed")
     return base, index
 
 
@@ -323,9 +316,7 @@ def _reproduces(rows: ExpertRows, out: Tensor) -> bool:
     return True
 
 
-def zeroed_change(
-    result: Value, position: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def zeroed_change(result: Value, position: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor] | None:
     """A random neuron of a random expert chosen at `position`, zeroed: (seen change, expected change, size).
 
     The change of the sum is computed by running the recorded operations again from the zeroed activation on.
@@ -348,9 +339,7 @@ def zeroed_change(
     program = extract(result, [data])
     if program is None:
         return None
-    places, _ = _hidden(
-        torch.arange(data.tensor.numel()).reshape(data.shape), product.tensor, result.shape[-1]
-    )
+    places, _ = _hidden(torch.arange(data.tensor.numel()).reshape(data.shape), product.tensor, result.shape[-1])
     plain = data.tensor.to(probe_dtype(data.tensor.dtype))
     changed = plain.clone(memory_format=torch.contiguous_format)
     changed.view(-1)[int(places[row, neuron])] = 0

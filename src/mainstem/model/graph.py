@@ -87,7 +87,7 @@ class Evaluated:
 def term_factor(term: Term, gates: Gates, like: Tensor) -> Tensor | float:
     """The factor of a term, as a number or a tensor that multiplies [positions, d_model]."""
     if term.gate is None:
-        return term.factor if isinstance(term.factor, float) else term.factor.to(like)
+        return term.factor.to(like) if isinstance(term.factor, Tensor) else term.factor
     value = gates[term.gate].to(like)
     return (value if term.gate.power > 0 else 1 / value) * term.gate.factor
 
@@ -182,6 +182,7 @@ class LinearMap:
         return out
 
     def plus(self, other: "LinearMap") -> "LinearMap":
+        """v -> this map of v plus the other's."""
         diag = other.diag if self.diag is None else self.diag if other.diag is None else self.diag + other.diag
         return LinearMap(diag, _join(self.left, other.left), _join(self.right, other.right))
 
@@ -189,7 +190,7 @@ class LinearMap:
         """This map applied to factor * v."""
         right = self.right
         if right is not None:
-            right = right * (factor if isinstance(factor, float) else _rows(factor, right)[..., None])
+            right = right * (_rows(factor, right)[..., None] if isinstance(factor, Tensor) else factor)
         return LinearMap(None if self.diag is None else self.diag * factor, self.left, right)
 
     def after_centring(self) -> "LinearMap":

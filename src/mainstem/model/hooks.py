@@ -197,7 +197,7 @@ def _close_modes(handler: _ModuleTaps) -> None:
 def around_call(
     model: torch.nn.Module, path: str, call: int, enter: Callable[[Any], None], leave: Callable[[Any], None]
 ) -> Iterator[None]:
-    """Calls `enter(inputs)` before and `leave(outputs)` after call number `call` of one module; outputs None: it failed."""
+    """Calls `enter(inputs)` before and `leave(outputs)` after call number `call` of one module; None: it failed."""
     module = dict(model.named_modules())[path]
     count = iter(range(1 << 62))
     running: list[bool] = []

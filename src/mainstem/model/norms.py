@@ -43,6 +43,7 @@ class Norm:
         return out if self.gain is None else out * self.gain.to(out.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """The norm of `x` with its own scale, in the dtype of x."""
         out = self.linear(x, self.scale(x))
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
@@ -77,15 +78,11 @@ def fit_norm(
     try:
         large = (probe * 100).to(dtype)
         seen = run(large).double()
-        if not _close(
-            run(large * 2).double(), seen, 0.1 * tolerance**0.5
-        ):  # nearly blind to its input's size
+        if not _close(run(large * 2).double(), seen, 0.1 * tolerance**0.5):  # nearly blind to its input's size
             return None
         for centred in (False, True):
             norm = _fit(run, probe, large, seen, centred, tolerance, constants, numbers)
-            if norm is not None and _close(
-                norm(x.double()), y.double().reshape(x.shape), recorded_error(y.dtype)
-            ):
+            if norm is not None and _close(norm(x.double()), y.double().reshape(x.shape), recorded_error(y.dtype)):
                 return norm
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None

@@ -49,6 +49,7 @@ class Path:
 
     @property
     def products(self) -> list[int]:
+        """Which steps are products with a weight."""
         return [i for i, step in enumerate(self.steps) if step.kind == "product"]
 
 
@@ -158,9 +159,7 @@ def _gate_step(value: Value, active: list[Value], depth: int) -> PathStep | None
         form = affine(one_call(value, [carrier]), [carrier.tensor], value.shape[-1])
         if form is None or form.constant.any():
             continue
-        if not torch.allclose(
-            form.factors[0], _broadcast(gate, value, form.factors[0]), rtol=100 * PROBE, atol=1e-7
-        ):
+        if not torch.allclose(form.factors[0], _broadcast(gate, value, form.factors[0]), rtol=100 * PROBE, atol=1e-7):
             continue
         if _walk(carrier, True, depth + 1).core is not None:
             return PathStep("gate", value, carrier, gate=gate)
@@ -257,17 +256,16 @@ def _rows_of(whole: Projection, index: Tensor) -> Projection:
 
 def _keeps_order(step: PathStep) -> bool:
     same = step.source.tensor.numel() == step.value.tensor.numel()
-    return same and torch.equal(
-        step.source.tensor.reshape(-1), step.value.tensor.reshape(-1).to(step.source.tensor)
-    )
+    return same and torch.equal(step.source.tensor.reshape(-1), step.value.tensor.reshape(-1).to(step.source.tensor))
 
 
 def linear_map(value: Value, source: Value, rows: int | None = None) -> tuple[Tensor, Tensor | None] | None:
     """The matrix [out, in] and the constant [out] of a product with a weight, row by row.
 
     A row of the result is its last axis, unless the number of `rows` is given; a row of `source` is as many of its
-    numbers as there are for each row of the result (several axes, where the product sums over several). The matrix is the model's own tensor, or, where none
-    acts like the product did in the run, measured. None if it is no such map.
+    numbers as there are for each row of the result (several axes, where the product sums over several). The matrix
+    is the model's own tensor, or, where none acts like the product did in the run, measured. None if it is no such
+    map.
     """
     call = value.call
     program = one_call(value, [source])
@@ -289,12 +287,7 @@ def linear_map(value: Value, source: Value, rows: int | None = None) -> tuple[Te
     bias = constant if constant.any() else None
     for operand in call.operands():
         tensor = operand.tensor
-        if (
-            operand.active
-            or tensor.dim() < 2
-            or tensor.numel() != n_in * n_out
-            or not tensor.is_floating_point()
-        ):
+        if operand.active or tensor.dim() < 2 or tensor.numel() != n_in * n_out or not tensor.is_floating_point():
             continue
         for matrix in (tensor.reshape(n_out, n_in), tensor.reshape(n_in, n_out).T):
             if acts(matrix):

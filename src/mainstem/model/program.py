@@ -43,6 +43,7 @@ class Program:
     half: bool = False
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """The result for these inputs, in the order of `inputs`."""
         if self.half and not any(tensor.dtype in HALF for tensor in tensors):
             return self._widened(*tensors)
         held: dict[int, torch.Tensor] = dict(zip(self.inputs, tensors, strict=True))
@@ -129,7 +130,10 @@ def dependents(result: Value, inputs: Sequence[Value]) -> list[Value]:
         pending.extend(value.call.operands())
     on_path: dict[int, Value] = {}
     for value in sorted(reached.values(), key=lambda v: v.id):
-        if any(operand.id in ids or operand.id in on_path for operand in value.call.operands()):
+        if any(
+            operand.id in ids or operand.id in on_path
+            for operand in (value.call.operands() if value.call is not None else ())
+        ):
             on_path[value.id] = value
     return list(on_path.values())
 

@@ -13,9 +13,7 @@ from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import is_weight_product
 
 
-def find_readout(
-    root: Value, head_input: Value, product: Value, logits: Value, finder: SiteFinder, n: int
-) -> Readout:
+def find_readout(root: Value, head_input: Value, product: Value, logits: Value, finder: SiteFinder, n: int) -> Readout:
     """The readout between `root` and `logits`; `product` is the product of `head_input` with the unembedding."""
     head = linear_map(product, head_input)
     unembedding, own = head if head is not None else (None, None)
@@ -76,9 +74,7 @@ def _projection(matrices: list[Tensor]) -> Projection | None:
 def _after_head(own: Tensor | None, product: Value, logits: Value):
     """(scale, bias [d_vocab], softcap, reason): how the product with the unembedding becomes the logits."""
     width = product.shape[-1]
-    own = (
-        torch.zeros(width, dtype=torch.float64, device=product.tensor.device) if own is None else own.double()
-    )
+    own = torch.zeros(width, dtype=torch.float64, device=product.tensor.device) if own is None else own.double()
     scale, softcap, offset = 1.0, None, torch.zeros_like(own)
     if logits is not product:
         program = extract(logits, [product])

@@ -31,9 +31,9 @@ class Reads:
     query_width: dict[Unit, int] = field(default_factory=dict)
 
     def finish(self, node_of: Mapping[int, int]) -> list[Read]:
+        """The reads with their places in the stream graph."""
         return [
-            replace(read, node=node_of[value.id], stream_node=node_of[stream.id])
-            for read, value, stream in self.found
+            replace(read, node=node_of[value.id], stream_node=node_of[stream.id]) for read, value, stream in self.found
         ]
 
 
@@ -146,9 +146,7 @@ def attention_operands(core: Call) -> dict[str, Value]:
     """query, key and value of an attention product, as far as they can be seen."""
     if core.name == FUSED:
         names = ("query", "key", "value")
-        bound = dict(zip(names, core.args, strict=False)) | {
-            k: v for k, v in core.kwargs.items() if k in names
-        }
+        bound = dict(zip(names, core.args, strict=False)) | {k: v for k, v in core.kwargs.items() if k in names}
         return {name: value for name, value in bound.items() if isinstance(value, Value)}
     found = pattern_operands(core)
     assert found is not None
@@ -238,9 +236,7 @@ def _read(
         module=value.call.frame.path if value.call.frame is not None else "",
         site=finder.site(value),
         dtype=value.tensor.dtype,
-        head_norm=None
-        if operand is None or roles.roles[value.id] == ["value"]
-        else _head_norm(operand, value),
+        head_norm=None if operand is None or roles.roles[value.id] == ["value"] else _head_norm(operand, value),
     )
     return read, source, stream
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
 from mainstem.model.hooks import around_call, counted_by, function_name, watch_calls
@@ -62,6 +63,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
         return tuple(self.tensor.shape)
 
 
@@ -117,9 +119,7 @@ class Recording:
 
 def _changes_in_place(name: str, kwargs: dict) -> bool:
     if name.startswith("__"):
-        return name == "__setitem__" or (
-            name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
-        )
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
     return name.endswith("_") or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
 
 
@@ -176,7 +176,7 @@ class Recorder(TorchFunctionMode):
         leaves = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name = function_name(func)
         ordinals = self._count(counted_by(name, args))
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(leaf) for leaf in leaves):
+        if any(is_functorch_wrapped_tensor(leaf) for leaf in leaves):
             return func(*args, **kwargs)
         if leaves and _changes_in_place(name, kwargs):
             self._protect(leaves if kwargs.get("out") is not None else leaves[:1])
@@ -220,12 +220,14 @@ class Recorder(TorchFunctionMode):
                 call.outputs.append(self.note(leaf, call, slot, active))
 
     def enter(self, path: str, module: torch.nn.Module, inputs: Any) -> None:
+        """A module call begins."""
         self.frame = Frame(path, self.entered[path], module, self.frame)
         self.entered[path] += 1
         self.frame.inputs = self._boundary(inputs)
         self.frames.append(self.frame)
 
     def leave(self, outputs: Any) -> None:
+        """The innermost module call ends."""
         if self.frame is not None:
             self.frame.outputs = self._boundary(outputs)
             self.frame = self.frame.parent
@@ -234,6 +236,7 @@ class Recorder(TorchFunctionMode):
         return [self.lookup(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves_of(tree)]
 
     def recording(self, result: Any) -> Recording:
+        """What was recorded up to now."""
         tensors = [leaf for leaf in leaves_of(result) if isinstance(leaf, torch.Tensor)]
         return Recording(self.values, self.frames, {id(t): self.lookup(t) for t in tensors}, result)
 

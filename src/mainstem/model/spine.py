@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 
-
 from mainstem.model.anatomy import Block
 from mainstem.model.graph import NormNode, StreamGraph, WriteNode
 from mainstem.model.hooks import Site
-
-
 from mainstem.model.labels import Labelled
 
 

@@ -20,8 +20,10 @@ from mainstem.model.program import extract, near, one_call, probe_like
 from mainstem.model.recorder import Call, Recording, Value
 
 PRODUCTS = frozenset(
-    "linear matmul mm bmm addmm addbmm baddbmm einsum tensordot conv1d conv2d grouped_mm _grouped_mm".split()
-    + ["__matmul__", "__rmatmul__", "grouped_mm_fallback"]
+    [
+        *["linear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "einsum", "tensordot", "conv1d", "conv2d"],
+        *["grouped_mm", "_grouped_mm", "grouped_mm_fallback", "__matmul__", "__rmatmul__"],
+    ]
 )
 """Names of torch's products; with a weight as one operand they end the stream's linear part."""
 
@@ -104,7 +106,7 @@ class StreamWalk:
                 continue
             if _same_everywhere(factor):
                 constant = _constant(factor[0])
-                own = constant if isinstance(constant, float) else self._own(value, constant)
+                own = self._own(value, constant) if isinstance(constant, Tensor) else constant
                 terms.append(StepTerm(operand, own))
                 continue
             term = self._gate_term(value, operand, factor)
@@ -203,8 +205,10 @@ def is_weight_product(call: Call) -> bool:
 
 
 def _chooses_rows(call: Call) -> bool:
-    """Whether the call works on rows chosen by the tokens (routing): then it is no sum of stream values, even where
-    all rows happen to be chosen."""
+    """Whether the call works on rows chosen by the tokens (routing).
+
+    Then it is no sum of stream values, even where all rows happen to be chosen.
+    """
     return any(not operand.tensor.is_floating_point() for operand in call.active_operands())
 
 
@@ -248,11 +252,7 @@ def find_head(recording: Recording, logits: Tensor) -> tuple[Value, Value, Value
             break
         active = value.call.active_operands()
         value = active[0] if len(active) == 1 else None
-    where = (
-        start.call.frame.path
-        if start is not None and start.call is not None and start.call.frame
-        else "logits"
-    )
+    where = start.call.frame.path if start is not None and start.call is not None and start.call.frame else "logits"
     raise RefusedError(
         "the logits are not a function of one product with an unembedding matrix",
         where or "logits",

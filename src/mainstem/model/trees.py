@@ -1,8 +1,8 @@
 """Arguments and results of torch functions as trees of tuples, lists and dictionaries, walked fast.
 
-A discovery takes apart tens of thousands of argument lists. PyTorch's own tree functions look each node up in a registry
-of types; plain containers need none of that. The order of leaves is the same as theirs, so positions found with one can
-be used with the other. Limits: objects of other types are leaves, also where PyTorch would open them.
+A discovery takes apart tens of thousands of argument lists. PyTorch's own tree functions look each node up in a
+registry of types; plain containers need none of that. Limits: objects of other types are leaves, also where PyTorch
+would open them.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,7 @@ def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
         return [map_leaves(change, item) for item in tree]
     if isinstance(tree, dict):
         return {key: map_leaves(change, item) for key, item in tree.items()}
-    if isinstance(
-        tree, tuple | list
-    ):  # sizes and named tuples: rebuilt as they were, where nothing in them changes
+    if isinstance(tree, tuple | list):  # sizes and named tuples: rebuilt as they were, where nothing in them changes
         new = [map_leaves(change, item) for item in tree]
         return tree if all(a is b for a, b in zip(new, tree, strict=True)) else tuple(new)
     return change(tree)
