@@ -17,3 +17,11 @@ def demo(demo_directory):
     from mainstem.model.loading import load
 
     return load("demo")
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo):
+    """The default model, opened; its anatomy and labels are found once for all tests of a process."""
+    from mainstem.session import Model
+
+    return Model(demo)

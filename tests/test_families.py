@@ -138,6 +138,7 @@ def test_a_longer_prompt_than_the_recorded_one_is_exact(family: str) -> None:
     assert not found.failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_moe", "gemma4_text"])
 def test_what_a_loop_over_experts_does_on_one_prompt_does_not_matter_on_another(family: str) -> None:
     """How many calls a loop over the chosen experts makes depends on the prompt."""
