@@ -1,6 +1,10 @@
 """What several test files share: the default model, from its cache, fetched if it is not there."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("mainstem", deadline=None)  # a busy machine is no fault
+settings.load_profile("mainstem")
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ def test_finer_parts_sum_to_their_sublayer(name: str) -> None:
 
 
 @named(NAMES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 10**6), level=st.sampled_from(LEVELS))
 def test_groups_answer_alike_in_every_form(name: str, seed: int, level: str) -> None:
     """Inner products, sums and raw parts agree with the vectors themselves."""

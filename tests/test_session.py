@@ -241,7 +241,7 @@ def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) 
 # --- batches ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(lengths=st.lists(st.integers(2, 9), min_size=2, max_size=3), seed=st.integers(0, 99))
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "in_place"])
 def test_a_padded_batch_gives_each_row_what_it_gets_alone(name: str, lengths: list[int], seed: int) -> None:
