@@ -179,7 +179,7 @@ def test_what_an_anatomy_says():
     for expected in (
         "L0, L1 2 blocks alike",
         "4 heads of 8 (2 key/value)",
-        "query, then rms norm (gain 0.50 … 1.50) by head",
+        "query, then rms norm (gain 0.50 … 1.50)",
         "rms norm (gain 0.50 … 1.50), × 0.50 … 1.50",
         "a gate at blocks.2",
         "refused neurons: it is <no> product",

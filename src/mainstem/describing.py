@@ -206,21 +206,20 @@ def _level(anatomy: Anatomy, level: str) -> LevelRow:
             count += core.n_heads
         elif level == "attention_neurons":
             count += core.channels.numel()
-    if level == "neurons":
-        count += _neurons(anatomy)
-    elif level == "sublayers":
+    if level == "sublayers":
         count = len(anatomy.sublayers())
-    return LevelRow(level, count, level == "subvalues", refused)
+    units = _neurons(anatomy) if level == "neurons" else count
+    return LevelRow(level, units, level == "subvalues", refused)
 
 
-def _neurons(anatomy: Anatomy) -> int:
-    """All neurons that a run may use: dense ones, and every expert's."""
+def _neurons(anatomy: Anatomy) -> int | None:
+    """All neurons that a run may use; None where experts stand beside dense layers: their width shows in runs only."""
     dense = sum(w.projection.n_in for w in anatomy.writes if w.neurons and w.projection is not None)
     routed = sum(1 for w in anatomy.writes if w.experts is not None)
-    width = anatomy.sizes.d_mlp
-    if not routed or anatomy.sizes.n_experts is None or not isinstance(width, int):
+    width, n_experts = anatomy.sizes.d_mlp, anatomy.sizes.n_experts
+    if not routed:
         return dense
-    return dense + routed * anatomy.sizes.n_experts * width
+    return routed * n_experts * width if not dense and n_experts and isinstance(width, int) else None
 
 
 # --- the way between a write or a read and the stream --------------------------------------------------------
@@ -299,8 +298,7 @@ def _term_steps(term: Term) -> list[StepRow]:
 
 def _stream(anatomy: Anatomy) -> list[StreamRow]:
     """Norms, factors and gates on the stream's own way from one state to the next."""
-    return [
-        StreamRow(_owner(anatomy, after) or "", step)
-        for before, after in zip(anatomy.spine, anatomy.spine[1:], strict=False)
-        for step in _steps(anatomy, after, before)
-    ]
+    found: dict[str, list[StepRow]] = {}
+    for before, after in zip(anatomy.spine, anatomy.spine[1:], strict=False):
+        found.setdefault(_owner(anatomy, after) or "", []).extend(_steps(anatomy, after, before))
+    return [StreamRow(unit, step) for unit, steps in found.items() for step in _with_gain(steps)]

@@ -149,10 +149,13 @@ class RefusalRow:
 
 @dataclass(frozen=True)
 class LevelRow:
-    """A level of decomposition: its units (for subvalues: for each source position) and what was refused."""
+    """A level of decomposition: its units, and what was refused.
+
+    `units` counts for subvalues those of one source position, and is None for neurons that depend on routing.
+    """
 
     level: str
-    units: int
+    units: int | None
     per_source: bool
     refused: list[RefusalRow]
 

@@ -15,6 +15,7 @@ from mainstem.description import (
     ReadRow,
     ShapeRow,
     StepRow,
+    StreamRow,
     WriteRow,
 )
 
@@ -58,6 +59,23 @@ def shape_groups(shapes: Sequence[ShapeRow]) -> list[tuple[list[int], list[Shape
             known[key] = len(groups)
             groups.append(([layer], local))
     return groups
+
+
+def stream_groups(anatomy: AnatomyDescription) -> list[tuple[list[str], StepRow, list[float]]]:
+    """What happens to the stream itself, steps of one kind at one place of the blocks together, with their numbers."""
+    found: dict[object, list[StreamRow]] = {}
+    for row in anatomy.stream:
+        found.setdefault((nameless(row.unit), _step_key(row.step)), []).append(row)
+    groups = []
+    for rows in found.values():
+        factors = sorted(row.step.factor for row in rows if row.step.factor is not None)
+        groups.append(([row.unit for row in rows], _wide_step([row.step for row in rows]), factors))
+    return groups
+
+
+def units_text(units: Sequence[str]) -> str:
+    """L0.attn; L0.attn, L1.attn; L0.attn, L1.attn … L11.attn (12)."""
+    return ", ".join(units) if len(units) <= 3 else f"{units[0]}, {units[1]} … {units[-1]} ({len(units)})"
 
 
 def layers_text(layers: Sequence[int]) -> str:

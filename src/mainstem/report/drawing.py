@@ -67,7 +67,7 @@ def stream(tributaries: Sequence[Tributary], target: str, total: float, what: st
     for one in tributaries:
         sums.append((sums[-1] if sums else 0.0) + one.value)
     largest = max([abs(s) for s in sums] + [abs(one.value) for one in tributaries], default=0.0)
-    scale = LARGEST / largest if largest > 0 else 0.0
+    scale = LARGEST / largest if largest > 1e-9 else 0.0
     labelled = _labelled(tributaries)
     levels = _levels(labelled, tributaries, up=True), _levels(labelled, tributaries, up=False)
     half = max((_half(value, scale) for value in sums), default=0.0)

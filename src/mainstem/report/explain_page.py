@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import page as p
 from mainstem.report.drawing import Course, Tributary, courses, stream
-from mainstem.report.explain_terminal import ORDER, legend, values_caption
+from mainstem.report.explain_text import ORDER, legend, values_caption
 from mainstem.report.text import (
     KINDS,
     WRITERS,

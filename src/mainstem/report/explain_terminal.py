@@ -13,10 +13,9 @@ from rich.text import Text
 
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import terminal as t
+from mainstem.report.explain_text import ORDER, legend, values_caption
 from mainstem.report.text import (
     KINDS,
-    NORMS,
-    SCORES,
     WRITERS,
     compact,
     count,
@@ -29,15 +28,6 @@ from mainstem.report.text import (
 )
 
 WIDE = 118
-ORDER = ("increase", "additive", "direct")
-READINGS = {
-    "attention_subvalue": "is a head reading one source position, coef. its attention weight",
-    "ffn_neuron": "is an FFN neuron, coef. its activation",
-    "expert_neuron": "is an expert's neuron, coef. its weighted activation",
-    "head": "is a head",
-    "attention_neuron": "is one entry of a head's value, coef. that entry",
-    "sublayer": "is a whole sublayer",
-}
 ACCOUNT_HALF = 12
 
 
@@ -213,19 +203,6 @@ def _values(e: Explanation, width: int) -> list[RenderableType]:
     return [first, table, Text(legend(e.values), "quiet")]
 
 
-def values_caption(e: Explanation) -> str:
-    """What the table of values shows, by which score and under which norm."""
-    against = bool(e.values) and _score_of(e.values[0], e.score) < 0
-    rival = f" over {', '.join(visible(r.token) for r in e.against)}" if e.against else ""
-    units, scored = e.search["units"], e.search["scored"]
-    which = f"the {len(e.values)} of {count(units)} units that write most {'against' if against else 'for'}"
-    search = f" (exact: {count(scored)} of them scored, the others bounded)" if scored < units else ""
-    return (
-        f"{which} {visible(e.target.token)}{rival}, by {SCORES.get(e.score, e.score)}{search}; "
-        f"{NORMS.get(e.norm, e.norm)}; promoted tokens centred, under the frozen norm"
-    )
-
-
 def _value_cells(rank: int, row: ValueRow, score: str, wide: bool, with_source: bool) -> list[RenderableType]:
     cells: list[RenderableType] = [Text(str(rank)), Text(row.unit, "title")]
     source = Text() if row.source is None else t.token_text(row.source, "", 24)
@@ -249,14 +226,3 @@ def _value_cells(rank: int, row: ValueRow, score: str, wide: bool, with_source: 
 def token_list(tokens: Sequence[str]) -> Text:
     """Tokens side by side, each visible; two spaces part them."""
     return Text("  ".join(visible(token) for token in tokens), no_wrap=True, overflow="ellipsis")
-
-
-def _score_of(row: ValueRow, score: str) -> float:
-    value = getattr(row, score, row.direct)
-    return 0.0 if value is None else value
-
-
-def legend(values: Sequence[ValueRow]) -> str:
-    """How to read the addresses and coefficients that occur: one example of each kind."""
-    first = {row.kind: row.unit for row in reversed(values)}
-    return "; ".join(f"{first[kind]} {text}" for kind, text in READINGS.items() if kind in first)

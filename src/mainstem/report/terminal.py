@@ -54,7 +54,7 @@ def terminal(file: Any = None, width: int | None = None, colour: bool | None = N
 
 def grid(*columns: Mapping[str, Any], expand: bool = False) -> Table:
     """A table without lines; each column is a set of rich's options."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False, expand=expand)
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=expand)
     for options in columns:
         table.add_column(**{"overflow": "fold", **options})
     return table
