@@ -48,18 +48,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q = self.query(x).view(batch, length, HEADS, HEAD).transpose(1, 2)
-        k = (
-            self.key(x)
-            .view(batch, length, GROUPS, HEAD)
-            .transpose(1, 2)
-            .repeat_interleave(HEADS // GROUPS, 1)
-        )
-        v = (
-            self.value(x)
-            .view(batch, length, GROUPS, HEAD)
-            .transpose(1, 2)
-            .repeat_interleave(HEADS // GROUPS, 1)
-        )
+        k = self.key(x).view(batch, length, GROUPS, HEAD).transpose(1, 2).repeat_interleave(HEADS // GROUPS, 1)
+        v = self.value(x).view(batch, length, GROUPS, HEAD).transpose(1, 2).repeat_interleave(HEADS // GROUPS, 1)
         pattern = (q @ k.transpose(-1, -2) / math.sqrt(HEAD) + mask).softmax(-1)
         return self.out((pattern @ v).transpose(1, 2).reshape(batch, length, HEADS * HEAD))
 
@@ -120,10 +110,7 @@ class Model(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object) -> Output:
         seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         length = input_ids.shape[1]
-        allowed = (
-            torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
-            & seen[:, None].bool()
-        )
+        allowed = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril() & seen[:, None].bool()
         mask = torch.zeros_like(allowed, dtype=self.tokens.weight.dtype).masked_fill(~allowed, -1e9)[:, None]
         x = self.embed(input_ids, (seen.cumsum(-1) - 1).clamp(min=0))
         return Output(self.unembed(self.run(x, mask)))

@@ -119,7 +119,7 @@ def failures(subject: Subject, mutant: Mutant, per_level: int = 3, seed: int = 0
             original = labels.moment
             stack.enter_context(patch.object(labels, "moment", lambda *a, **k: changed(original(*a, **k))))
         checks: dict[str, Callable[[], str | None]] = {level: partial(_sum, made, level) for level in LEVELS}
-        checks["attribution"] = partial(_attribution, made)
+        checks["attribution"] = partial(unexplained, made)
         checks["reads"] = lambda: _where(check_reads(decompose(made, "sublayers")))
         checks["labels"] = lambda: _where(
             labels.check_labels(subject.model, mutant.anatomy, subject.ids, per_level, seed, **subject.forward)
@@ -141,7 +141,8 @@ def _sum(made: Moment, level: Level) -> str | None:
         return None
 
 
-def _attribution(made: Moment) -> str | None:
+def unexplained(made: Moment) -> str | None:
+    """What direct attribution leaves of a logit, if that is more than rounding."""
     try:
         found = attribute(decompose(made, "sublayers"), TARGET)
     except LevelRefusedError:

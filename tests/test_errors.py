@@ -22,9 +22,7 @@ from mainstem.errors import (
     UsageError,
 )
 
-CLASSES = [
-    value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, MainstemError)
-]
+CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, MainstemError)]
 PLAIN = [cls for cls in CLASSES if cls is not ChoiceError]
 
 
@@ -70,9 +68,7 @@ def test_errors_survive_copies_and_pickles(error):
 
 def test_a_choice_suggests_the_nearest_and_lists_all():
     error = ChoiceError("level", "Head", ["sublayers", "heads", "neurons"])
-    assert str(error) == (
-        "Unknown level 'Head'. Did you mean 'heads'? Choose one of: sublayers, heads, neurons."
-    )
+    assert str(error) == ("Unknown level 'Head'. Did you mean 'heads'? Choose one of: sublayers, heads, neurons.")
     assert (error.name, error.given, error.allowed) == ("level", "Head", ("sublayers", "heads", "neurons"))
     assert "Did you mean" not in str(ChoiceError("norm", "zzz", ["frozen", "recompute"]))
     assert str(ChoiceError("norm", None, ["frozen"])) == "Unknown norm None. Choose one of: frozen."
@@ -80,12 +76,8 @@ def test_a_choice_suggests_the_nearest_and_lists_all():
 
 @pytest.mark.parametrize("cls", [AnatomyError, RefusedError, ParallelStreamsError, LevelRefusedError])
 def test_a_refusal_gives_its_reason(cls):
-    error = cls(
-        "Heads cannot be separated", "L5.attn", "the output passes through a convolution.", "Use mlp."
-    )
-    assert str(error) == (
-        "Heads cannot be separated (L5.attn): the output passes through a convolution. Use mlp."
-    )
+    error = cls("Heads cannot be separated", "L5.attn", "the output passes through a convolution.", "Use mlp.")
+    assert str(error) == ("Heads cannot be separated (L5.attn): the output passes through a convolution. Use mlp.")
     assert error.reason == "the output passes through a convolution."
 
 

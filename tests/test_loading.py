@@ -340,13 +340,7 @@ def write_gguf(path, architecture="llama", leave_out=(), merge=None, **changes):
 
 def rotated(name, weight, config):
     """Query and key rows in the file's order: its rotary embedding pairs neighbours, not halves."""
-    heads = (
-        config.num_attention_heads
-        if "q_proj" in name
-        else config.num_key_value_heads
-        if "k_proj" in name
-        else 0
-    )
+    heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads if "k_proj" in name else 0
     if not heads:
         return weight
     return weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
@@ -528,9 +522,7 @@ def test_the_checkpoints_own_dtype_is_kept_on_accelerators(tmp_path):
 
 
 def test_attention_implementations(saved):
-    assert (
-        load(saved, attn_implementation="eager", report=quietly).module.config._attn_implementation == "eager"
-    )
+    assert load(saved, attn_implementation="eager", report=quietly).module.config._attn_implementation == "eager"
     assert "eager or sdpa" in refused(LoadError, saved, attn_implementation="none_such")
 
 
@@ -629,9 +621,7 @@ def test_a_damaged_demo_is_made_again(saved, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", ["gpt2", "bloom", "falcon", "gemma3_text", "mamba", "olmoe", "opt", "phi", "xglm"]
-)
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "falcon", "gemma3_text", "mamba", "olmoe", "opt", "phi", "xglm"])
 def test_other_families_make_the_round_trip(family, tmp_path):
     assert family in CONFIG_MAPPING
     import zoo

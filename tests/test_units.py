@@ -174,9 +174,7 @@ def test_constructors_refuse_what_has_no_address():
         Unit.write(0, "att")  # pyright: ignore
     with pytest.raises(ChoiceError, match="Unknown embedding 'rotary'"):
         Unit.embedding("rotary")  # pyright: ignore
-    with pytest.raises(
-        UnitError, match=r"There is no bias of L9H8\. Give a whole sublayer, such as L9\.attn\."
-    ):
+    with pytest.raises(UnitError, match=r"There is no bias of L9H8\. Give a whole sublayer, such as L9\.attn\."):
         Unit.bias_of(Unit.head(9, 8))
     with pytest.raises(UnitError, match="There is no bias of 'mlp'"):
         Unit.bias_of("mlp")  # pyright: ignore

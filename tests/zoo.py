@@ -161,9 +161,7 @@ def _arguments(config_class: type, sizes: dict, overrides: dict, layers: int) ->
         if isinstance(value, PreTrainedConfig):
             inner = SIZES if name in LANGUAGE_PARTS else TOWER
             arguments[name] = type(value)(**_arguments(type(value), inner, asked or {}, layers))
-        elif (
-            isinstance(value, list | tuple) and len(value) > layers and all(isinstance(v, str) for v in value)
-        ):
+        elif isinstance(value, list | tuple) and len(value) > layers and all(isinstance(v, str) for v in value):
             arguments[name] = _cycled(value, layers)
     for name, value in overrides.items():
         if isinstance(value, list) and len(value) == LAYERS and layers < LAYERS:
@@ -193,9 +191,7 @@ def randomise(model: nn.Module, seed: int) -> None:
     no part of the stream is negligible and no softmax is saturated.
     """
     generator = torch.Generator().manual_seed(seed)
-    modules = sorted(
-        (m for m in model.modules() if isinstance(m, KINDS)), key=lambda m: isinstance(m, nn.Embedding)
-    )
+    modules = sorted((m for m in model.modules() if isinstance(m, KINDS)), key=lambda m: isinstance(m, nn.Embedding))
     kinds = {id(module.weight): module for module in modules}  # a tied weight counts as the embedding
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)

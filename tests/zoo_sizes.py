@@ -8,9 +8,7 @@ d_model 64, d_mlp 96, 4 experts of width 40, shared experts of width 56.
 LAYERS = 3
 
 SIZES = {
-    **dict.fromkeys(
-        ["hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "emb_dim", "embedding_dim"], 64
-    ),
+    **dict.fromkeys(["hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "emb_dim", "embedding_dim"], 64),
     **dict.fromkeys(["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"], LAYERS),
     "num_decoder_layers": LAYERS,
     "num_encoder_layers": 1,
@@ -23,13 +21,9 @@ SIZES = {
     "feed_forward_size": 96,
     "router_hidden_size": 24,
     **dict.fromkeys(["prefix_dense_intermediate_size"], 96),
-    **dict.fromkeys(
-        ["max_position_embeddings", "n_positions", "max_seq_len", "context_length", "n_ctx"], 128
-    ),
+    **dict.fromkeys(["max_position_embeddings", "n_positions", "max_seq_len", "context_length", "n_ctx"], 128),
     **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"], 4),
-    **dict.fromkeys(
-        ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"], 2
-    ),
+    **dict.fromkeys(["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"], 2),
     **dict.fromkeys(["moe_intermediate_size", "expert_ffn_hidden_size"], 40),
     **dict.fromkeys(["shared_expert_intermediate_size", "shared_experts_intermediate_size"], 56),
     **dict.fromkeys(["shared_intermediate_size", "moe_shared_expert_intermediate_size"], 56),
@@ -37,9 +31,7 @@ SIZES = {
     **dict.fromkeys(["n_group", "num_expert_group", "topk_group"], 1),
     **dict.fromkeys(["num_key_value_heads", "swa_num_key_value_heads"], 2),
     **dict.fromkeys(["swa_num_attention_heads"], 4),
-    **dict.fromkeys(
-        ["head_dim", "swa_head_dim", "kv_channels", "d_head", "dim_head", "attention_head_size"], 16
-    ),
+    **dict.fromkeys(["head_dim", "swa_head_dim", "kv_channels", "d_head", "dim_head", "attention_head_size"], 16),
     **dict.fromkeys(["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"], 1),
     # latent attention: queries and keys of 12 + 8, values of 16
     "q_lora_rank": 28,

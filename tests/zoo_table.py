@@ -61,14 +61,14 @@ class Row:
         return "\n".join([line.rstrip() + f"{self.seconds:6.1f} s", *(f"    {reason}" for reason in self.reasons)])
 
 
-def examine(family: str) -> Row:
-    """The row of a family.
+def examine(family: str) -> tuple[Row, Subject | None]:
+    """The row of a family, and its model and anatomy if it has one.
 
     Raises:
         NotBuilt: if there is no tiny model of it.
     """
     start = time.perf_counter()
-    row = Row(family)
+    row, made = Row(family), None
     try:
         made = subject(family)
     except AnatomyError as error:
@@ -77,7 +77,7 @@ def examine(family: str) -> Row:
     else:
         _levels(made, row)
     row.seconds = time.perf_counter() - start
-    return row
+    return row, made
 
 
 def _levels(made: Subject, row: Row) -> None:
@@ -104,8 +104,9 @@ def _levels(made: Subject, row: Row) -> None:
 
 
 def expected() -> dict[str, dict[str, str]]:
-    """The statuses that were kept, by family."""
-    return json.loads(EXPECTED.read_text())["families"]
+    """The statuses that were kept, by family; none if another Transformers is installed than they were kept for."""
+    kept = json.loads(EXPECTED.read_text())
+    return kept["families"] if kept["transformers"] == transformers.__version__ else {}
 
 
 def totals(families: dict[str, dict[str, str]]) -> dict[str, Counter[str]]:
@@ -121,7 +122,7 @@ def survey(names: list[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]
     print(f"{'family':28}{head}{'sum':8}{'reads':8}{'labels':8}")
     for family in names:
         try:
-            row = examine(family)
+            row, _ = examine(family)
         except zoo.NotBuilt as error:
             missing[family] = str(error)
             continue

@@ -235,9 +235,7 @@ def variants() -> list[Variant]:
         for number, overrides in enumerate(choices)
     ]
     listed += [(f"{family}-one-layer", family, {"layers": 1}) for family in LAYER_AND_HEAD]
-    listed += [
-        (f"{family}-one-head", family, _one_head(family)) for family in LAYER_AND_HEAD if family != "mamba"
-    ]
+    listed += [(f"{family}-one-head", family, _one_head(family)) for family in LAYER_AND_HEAD if family != "mamba"]
     listed += [(f"{family}-sdpa", family, {"attn_implementation": "sdpa"}) for family in SDPA]
     listed += [
         (f"{family}-{kind}", family, {"experts_implementation": kind})
@@ -245,9 +243,7 @@ def variants() -> list[Variant]:
         for kind in ("eager", "grouped_mm", "batched_mm")
     ]
     for family in DTYPES:
-        experts = (
-            {"experts_implementation": "eager"} if family in MIXTURES else {}
-        )  # the grouped kernel lacks float64
+        experts = {"experts_implementation": "eager"} if family in MIXTURES else {}  # the grouped kernel lacks float64
         listed.append((f"{family}-float64", family, {"dtype": torch.float64, **experts}))
         listed.append((f"{family}-bfloat16", family, {"dtype": torch.bfloat16}))
     return listed + flipped_biases()

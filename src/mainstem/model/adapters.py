@@ -51,8 +51,6 @@ def attach(module: PreTrainedModel, directory: Path) -> None:
     with explained(directory):
         info = module.load_adapter(str(directory))
     if missing := sorted(getattr(info, "missing_keys", None) or []):
-        raise CorruptFileError(
-            f"{len(missing)} weights are missing from the adapter", str(directory / WEIGHTS)
-        )
+        raise CorruptFileError(f"{len(missing)} weights are missing from the adapter", str(directory / WEIGHTS))
     module.eval()
     check_finite(module)

@@ -123,9 +123,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _build(
-    root: Path, target: Path, identity: Mapping[str, str], build: Callable[[Path, Path], None]
-) -> None:
+def _build(root: Path, target: Path, identity: Mapping[str, str], build: Callable[[Path, Path], None]) -> None:
     workplace = Path(tempfile.mkdtemp(prefix=f"{BUILDING}{target.name}-", dir=root))
     try:
         content, scratch = workplace / "content", workplace / "scratch"

@@ -164,9 +164,7 @@ def read_json(path: Path, absent: str) -> dict[str, Any]:
 # --- after reading ------------------------------------------------------------------------------------------
 
 
-def check_complete(
-    module: transformers.PreTrainedModel, info: Mapping[str, Any], path: Path, report: Report
-) -> None:
+def check_complete(module: transformers.PreTrainedModel, info: Mapping[str, Any], path: Path, report: Report) -> None:
     """Refuses a model of which some weights were not in the files, and were made up instead.
 
     Args:
@@ -218,9 +216,7 @@ def check_finite(module: nn.Module) -> None:
         low, high = torch.aminmax(values)
         if not (torch.isfinite(low) and torch.isfinite(high)):
             kind = "NaN" if torch.isnan(low) else "infinity"
-            raise NotFiniteError(
-                f"The weights contain {kind}", name, "Check the checkpoint, or fetch it again."
-            )
+            raise NotFiniteError(f"The weights contain {kind}", name, "Check the checkpoint, or fetch it again.")
 
 
 def check_language_model(module: nn.Module) -> None:
@@ -236,8 +232,6 @@ def check_language_model(module: nn.Module) -> None:
     name = type(module).__name__
     if getattr(module.config, "is_encoder_decoder", False):
         raise NoLanguageHeadError("An encoder-decoder is no causal language model", name)
-    known = {base.__name__ for base in type(module).__mro__} & _class_names(
-        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-    )
+    known = {base.__name__ for base in type(module).__mro__} & _class_names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     if not known and module.get_output_embeddings() is None:
         raise NoLanguageHeadError("The module has no language head", name)

@@ -66,9 +66,7 @@ def fetch(
     report(f"Looking for {name} on the Hugging Face Hub ...")
     try:
         with quiet(progress=True):
-            found = snapshot_download(
-                name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
-            )
+            found = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
     except Exception as error:  # httpx and requests, whichever the client uses, raise their own
         raise _failure(error, name, revision) from error
     directory = Path(found)
@@ -84,9 +82,7 @@ def _failure(error: Exception, name: str, revision: str | None) -> LoadError:
             "Ask for access on its page, then run `hf auth login`.",
         )
     if isinstance(error, RevisionNotFoundError):
-        return NotAModelError(
-            f"The repository has no revision {revision!r}", name, "Give a branch, tag or commit."
-        )
+        return NotAModelError(f"The repository has no revision {revision!r}", name, "Give a branch, tag or commit.")
     if isinstance(error, HFValidationError):
         return NotAModelError(f"There is no such directory, and it is no Hub id: {name!r}")
     if isinstance(error, RepositoryNotFoundError):
@@ -99,11 +95,7 @@ def _failure(error: Exception, name: str, revision: str | None) -> LoadError:
         return OfflineError("There is no such directory, and the Hub cannot be reached", name, _ONLINE)
     if isinstance(error, HfHubHTTPError):
         return LoadError(f"The Hub answered with an error: {line}", name, "Try again later.")
-    if (
-        isinstance(error, OSError)
-        and error.errno is not None
-        and not isinstance(error, ConnectionError | TimeoutError)
-    ):
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
         return CacheError(
             f"The Hub's cache cannot be written: {line}", name, "Point HF_HOME at a directory with space."
         )

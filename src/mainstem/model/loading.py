@@ -95,9 +95,7 @@ def load(
         return _described(source, given, type(source).__name__, f"module:{type(source).__name__}", None)
     text = str(source).strip()
     if not text:
-        raise UsageError(
-            "The model's name is empty", remedy="Give demo, a directory, a .gguf file or a Hub id."
-        )
+        raise UsageError("The model's name is empty", remedy="Give demo, a directory, a .gguf file or a Hub id.")
     options = placement_options(dtype, device, device_map)
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
