@@ -48,10 +48,17 @@ def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
 def _discover(model: torch.nn.Module, ids: Tensor, forward: dict[str, Any]) -> Anatomy:
     other_end = _run_with_another_end(model, ids, forward)  # first: some models rebuild modules when first run
     recording = record(model, ids, **forward)
+    try:
+        return _read_off(model, recording, ids.shape[1], other_end)
+    finally:
+        recording.release()
+
+
+def _read_off(model: torch.nn.Module, recording: Recording, positions: int, other_end: Tensor) -> Anatomy:
+    """The anatomy that a recording shows."""
     logits = recording.result["logits"]
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise NoLanguageHeadError("the model returns no logits over a vocabulary", type(model).__name__)
-    positions = ids.shape[1]
     end, product, head_input = find_head(recording, logits)
     walk, root = find_root(recording, head_input, positions)
     finder = SiteFinder(recording, positions)

@@ -116,6 +116,16 @@ class Recording:
         """The value that a returned tensor held at the end of the run."""
         return self.outputs.get(id(tensor))
 
+    def release(self) -> None:
+        """Lets go of every tensor now: values and calls refer to each other, and would wait for the cycle collector."""
+        for value in self.values:
+            if value.call is not None:
+                value.call.outputs.clear()
+                value.call = None
+        for frame in self.frames:
+            frame.inputs, frame.outputs, frame.parent = [], [], None
+        self.values, self.frames, self.outputs = [], [], {}
+
 
 def _changes_in_place(name: str, kwargs: dict) -> bool:
     if name.startswith("__"):
@@ -295,7 +305,9 @@ def recorded_call(
             frame = recorder.frame
             assert frame is not None
             recorder.leave(outputs)
-            done(recorder.recording({}), frame)
+            recording = recorder.recording({})
+            done(recording, frame)
+            recording.release()
 
     with around_call(model, path, call, enter, leave):
         try:
