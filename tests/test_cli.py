@@ -355,6 +355,10 @@ def test_a_model_without_a_tokenizer_takes_ids(run, directory):
     code, out, _ = run("explain", "5 6 7", "--ids", "-f", "json", model=directory)
     assert code == 0 and json.loads(out)["prompt"]["tokens"] == ["id:5", "id:6", "id:7"]
     refused(run("lens", "5 6", "--ids", "--tokens", "x", model=directory), 2, "id:7042")
+    for verb, option in (("lens", "--tokens"), ("explain", "--target"), ("explain", "--against")):
+        assert run(verb, "5 6", "--ids", option, "id:9", model=directory)[0] == 0
+        refused(run(verb, "5 6", "--ids", option, "id:258", model=directory), 2, "258", "0 to 257")
+        refused(run(verb, "5 6", "--ids", option, "id:-1", model=directory), 2, "-1")
     assert run("anatomy", "--shapes", model=directory)[0] == 0
 
 

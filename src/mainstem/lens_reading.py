@@ -14,6 +14,7 @@ from mainstem.analysis.lens import Lens, before_softmax_course, lens
 from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.description import CourseRow, LensCertificate, LensReading, LikelyToken, NamedToken, StateRow
 from mainstem.errors import UsageError
+from mainstem.targets import parse_token
 
 if TYPE_CHECKING:
     from mainstem.analysis.decompose import Decomposition
@@ -70,9 +71,11 @@ def read_lens(
 def _ids(trace: "Trace", tokens: Sequence[str], logits: torch.Tensor) -> list[int]:
     if not tokens:
         return [int(logits.argmax())]
-    if trace.model.tokenizer is None and not all(t.startswith("id:") for t in tokens):
+    model = trace.model
+    if model.tokenizer is None and not all(text.startswith("id:") for text in tokens):
         raise UsageError("this model came without a tokenizer", None, "Name tokens by id, as in id:7042.")
-    return list(trace.model.target(list(tokens)).ids)
+    size = model.anatomy.sizes.d_vocab
+    return list(dict.fromkeys(parse_token(text, model.tokenizer, size) for text in tokens))  # type: ignore[arg-type]
 
 
 def _certificate(sublayers: "Decomposition", states: Lens, logits: torch.Tensor) -> LensCertificate:

@@ -125,11 +125,17 @@ class _Rows:
         role = read.roles[0]
         name = "W_QKV" if {"query", "key", "value"} <= set(read.roles) else MATRICES.get(role, "W_in")
         many = len(read.roles) > 1
-        width = " ".join(WIDTHS[r] for r in read.roles if r in WIDTHS) if not many else "d_out"
-        axis = _merged(width or "d_out")
+        axis = "d_out" if many else _merged(WIDTHS.get(role, "d_out"))
+        if axis == "d_mlp" and self.has_experts(unit):
+            axis = "d_expert"
         self.add(unit, name, "reads the stream", [axis, "d_model"], read.weight.shape, True, read.module)
         out = ", ".join(RESULTS.get(r, "input") for r in read.roles)
         self.add(unit, out, f"{name} x", ["batch", "pos", axis], [self.batch, self.positions, result.shape[-1]])
+
+    def has_experts(self, unit: Unit) -> bool:
+        """Whether a sublayer is a sum over experts, whose neurons need not be as many as a dense sublayer's."""
+        writes = [self.anatomy.writes[i] for i in self.anatomy.writes_of(unit)]
+        return any(write.experts is not None for write in writes)
 
     def heads(self, unit: Unit, write: Write) -> None:
         core = write.attention
@@ -159,7 +165,8 @@ class _Rows:
         activations = self.run.sources[index]
         before = {r: self.run.reads[i] for i, read in reads for r in read.roles if len(read.roles) == 1}
         shape = [self.batch, self.positions, activations.shape[-1]]
-        self.add(unit, "activations", _neuron_formula(before, activations), ["batch", "pos", "d_mlp"], shape)
+        width = "d_expert" if self.has_experts(unit) else "d_mlp"
+        self.add(unit, "activations", _neuron_formula(before, activations), ["batch", "pos", width], shape)
 
     def experts(self, unit: Unit, write: Write) -> None:
         site = write.experts
@@ -168,16 +175,18 @@ class _Rows:
         for rows in parts.rows:
             chosen = (rows.weight != 0).sum(1)
             how = f"{int(chosen.min())} to {int(chosen.max())} experts for each token"
-            self.add(unit, "activations of experts", how, ["token", "d_mlp"], rows.hidden.shape)
+            self.add(unit, "activations of experts", how, ["token", "d_expert"], rows.hidden.shape)
             matrix = rows.of(0).shape
-            self.add(unit, "W_out of an expert", "writes", ["d_model", "d_mlp"], matrix, True, site.path)
+            self.add(unit, "W_out of an expert", "writes", ["d_model", "d_expert"], matrix, True, site.path)
 
     def output(self, unit: Unit, index: int) -> None:
         write = self.anatomy.writes[index]
         if write.projection is not None:
             attention = write.attention is not None
             name = "W_O" if attention else "W_out"
-            axis = _merged("n_heads d_head") if attention else "d_mlp" if write.neurons else "d_in"
+            axis = _merged("n_heads d_head") if attention else "d_in"
+            if write.neurons:
+                axis = "d_expert" if self.has_experts(unit) else "d_mlp"
             if attention:
                 shape = [self.batch, self.positions, write.projection.n_in]
                 self.add(unit, "z", "heads side by side", ["batch", "pos", axis], shape)
