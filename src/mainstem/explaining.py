@@ -20,7 +20,7 @@ from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.analysis.recomputed import direct_recomputed
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
-from mainstem.targets import Target
+from mainstem.targets import Target, parse_token
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ def _target(trace: "Trace", target, against, position: int, row: int) -> Target:
 
 def _target_from_ids(trace: "Trace", texts: list[str], rivals: list[str]) -> Target:
     def ids(names: list[str]) -> tuple[int, ...]:
-        if not all(name.startswith("id:") and name[3:].isdigit() for name in names):
+        if not all(name.startswith("id:") for name in names):
             raise UsageError("this model came without a tokenizer", None, "Name tokens by id, as in id:7042.")
-        return tuple(int(name[3:]) for name in names)
+        size = trace.model.anatomy.sizes.d_vocab
+        return tuple(dict.fromkeys(parse_token(name, None, size) for name in names))  # type: ignore[arg-type]
 
     return Target(ids=ids(texts), against=ids(rivals), text=" ".join(texts), against_texts=tuple(rivals))
 
