@@ -13,7 +13,7 @@ from mainstem.report.page import esc
 from mainstem.report.text import plain, shortened, signed, visible
 
 WIDTH = 1120
-LEFT, RIGHT = 64, 190
+LEFT, RIGHT = 64, 206
 LARGEST = 86.0  # the widest band, in the drawing's units
 REACH = 34.0  # how far before its mouth a tributary begins
 LABELS = 8
@@ -47,8 +47,10 @@ def axis(names: Sequence[str], y: float) -> str:
         x, long = place(i, len(names)), 6 if i in shown else 3
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y + long:.1f}"/>')
         if i in shown:
-            name, anchor = esc(_block(names[i])), "middle" if i in blocks else "end"
-            parts.append(f'<text class="small" x="{x:.1f}" y="{y + 19:.1f}" text-anchor="{anchor}">{name}</text>')
+            name, anchor, shift = esc(_block(names[i])), *(("middle", 0) if i in blocks else ("end", -4))
+            parts.append(
+                f'<text class="small" x="{x + shift:.1f}" y="{y + 19:.1f}" text-anchor="{anchor}">{name}</text>'
+            )
     return "".join(parts)
 
 
@@ -163,11 +165,14 @@ def _stem(sums: Sequence[float], scale: float, middle: float) -> str:
     for run in runs:
         first = place(run[0], length)
         edges = [(first - (22 if run[0] == 0 else 8), 1.0)]
-        edges += [(place(i, length) + 3, _half(sums[i], scale)) for i in run]
-        if run[-1] + 1 < length:
-            edges.append((place(run[-1] + 1, length) + 3, 0.0))
-        else:
-            edges.append((WIDTH - RIGHT + 40, edges[-1][1]))
+        ends = [(place(i, length) + 3, _half(sums[i], scale)) for i in run]
+        ends.append(
+            (place(run[-1] + 1, length) + 3, 0.0) if run[-1] + 1 < length else (WIDTH - RIGHT + 40, ends[-1][1])
+        )
+        for x, half in ends:
+            if x - edges[-1][0] > REACH:  # the width changes where a tributary joins, not half the way before
+                edges.append((x - REACH * 0.8, edges[-1][1]))
+            edges.append((x, half))
         css = "stem-for" if sums[run[0]] >= 0 else "stem-against"
         parts.append(f'<path class="{css}" d="{_outline(edges, middle)}"/>')
     return "".join(parts)
