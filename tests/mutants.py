@@ -9,7 +9,7 @@ shifted source), every `Moment` that is made of a run, those of the labels certi
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -49,9 +49,15 @@ class Subject:
     forward: dict[str, Any]
     captured: Captured
 
-    @property
+    @cached_property
     def moment(self) -> Moment:
         return moment(self.anatomy, self.captured, 0, 0, 0)
+
+    @cached_property
+    def earlier(self) -> Moment:
+        """The same run, one destination before."""
+        last = self.captured.destinations
+        return moment(self.anatomy, capture(self.model, self.anatomy, self.ids, last - 1, **self.forward), 0, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)

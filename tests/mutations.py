@@ -29,7 +29,7 @@ from mainstem.analysis.parts import UnitGrid
 from mainstem.model import experts
 from mainstem.model.experts import ExpertParts, ExpertRows
 from mainstem.run import capture as capturing
-from mainstem.run.moment import HeadRun, Moment, moment
+from mainstem.run.moment import HeadRun, Moment
 
 # --- heads --------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ def pattern_of_the_position_before(s: Subject) -> Mutant | None:
     """The destination shifted by one in attention alone."""
     if not cores_of(s.anatomy):
         return None
-    earlier = moment(s.anatomy, _captured_at(s, s.ids.shape[1] - 2), 0, 0, 0)
+    earlier = s.earlier
     return Mutant(
         s.anatomy,
         lambda m: replace(
@@ -138,7 +138,7 @@ def pattern_of_the_position_before(s: Subject) -> Mutant | None:
 @mutation
 def a_write_of_the_position_before(s: Subject) -> Mutant | None:
     index = len(s.anatomy.writes) - 1
-    earlier = moment(s.anatomy, _captured_at(s, s.ids.shape[1] - 2), 0, 0, 0)
+    earlier = s.earlier
 
     def change(m: Moment) -> Moment:
         writes = [earlier.writes[i] if i == index else w for i, w in enumerate(m.writes)]
@@ -146,10 +146,6 @@ def a_write_of_the_position_before(s: Subject) -> Mutant | None:
         return replace(m, writes=writes, sources=sources)
 
     return Mutant(s.anatomy, change)
-
-
-def _captured_at(s: Subject, position: int):
-    return capturing.capture(s.model, s.anatomy, s.ids, torch.tensor([[position]]), **s.forward)
 
 
 # --- neurons ------------------------------------------------------------------------------------------------
