@@ -149,16 +149,16 @@ def product_bound(matrix: Tensor, z: Tensor, dtype: torch.dtype, extra: Tensor |
     """Error to expect of matrix @ z in `dtype`: sqrt(n) roundings of the sum and one of the result, plus `extra` on z.
 
     The probabilistic form of the standard bound (Higham and Mary 2019): gamma_n with sqrt(n) in place of n; half
-    precisions accumulate in float32.
+    precisions accumulate in float32. Errors on the entries of z are independent, so they add in quadrature.
     """
     unit = torch.finfo(dtype).eps / 2
     inner = torch.finfo(torch.float32).eps / 2 if torch.finfo(dtype).bits < 32 else unit
     work = torch.float64 if matrix.dtype == torch.float64 else torch.float32  # a bound needs no more
-    entering = z.to(work).abs() * (inner * z.shape[-1] ** 0.5)
-    if extra is not None:
-        entering = entering + extra.to(work)
     weight = matrix.to(work)
-    return (weight.abs() @ entering + unit * (weight @ z.to(work)).abs()).double()
+    size = weight.abs() @ (z.to(work).abs() * (inner * z.shape[-1] ** 0.5))
+    if extra is not None:
+        size = size + (weight.pow(2) @ extra.to(work).pow(2)).sqrt()
+    return (size + unit * (weight @ z.to(work)).abs()).double()
 
 
 def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap, level: str) -> list[Group]:

@@ -134,8 +134,9 @@ def _recomputed(run: AttentionRun, row: int, place: int, padding: int, index: in
         after = torch.arange(scores.shape[-1], device=scores.device) > index - padding
         scores = scores.masked_fill(after, -torch.inf)
     unit = torch.finfo(run.query.dtype).eps
+    inner = min(unit, torch.finfo(torch.float32).eps)  # kernels accumulate half precisions in float32
     size = query.norm(dim=-1) * key.norm(dim=-1).amax(-1) * abs(scale)
-    return scores.softmax(-1), unit * (4 + size)
+    return scores.softmax(-1), inner * (4 + size) + unit
 
 
 def channel_factors(core: AttentionCore, gates: dict[Site, Tensor], result: Tensor) -> Tensor:
