@@ -93,6 +93,7 @@ def uncapped(readout: Readout, logits: Tensor) -> Tensor:
     return logits if readout.softcap is None else readout.softcap * torch.atanh(logits / readout.softcap)
 
 
+@torch.no_grad()
 def _opaque_logits(readout: Readout, states: Float[Tensor, "unit d_model"]) -> Float[Tensor, "unit d_vocab"]:
     """Through the model's own recorded operations, as many rows at a time as were recorded."""
     if readout.program is None:
