@@ -54,7 +54,7 @@ def embeddings_called_by_each_others_name(s: Subject) -> Mutant | None:
 
 
 def _with_readout(s: Subject, **changes) -> Mutant:
-    return Mutant(replace(s.anatomy, readout=replace(s.anatomy.readout, **changes)), by="attribution")
+    return Mutant(replace(s.anatomy, readout=replace(s.anatomy.readout, **changes)), by="reads")
 
 
 def _readout(s: Subject) -> Readout | None:

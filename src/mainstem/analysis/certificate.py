@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition, SumCertificate, product_bound
+from mainstem.analysis.readout import logits_of, normed
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.graph import Gates, LinearMap, NormNode, SumNode, stream_values
 from mainstem.units import Unit
@@ -147,7 +148,7 @@ def _is_refined(decomposition: Decomposition, index: int) -> bool:
 def check_reads(decomposition: Decomposition) -> Check:
     """Every read of the anatomy recomputed at the destination."""
     moment, run = decomposition.moment, decomposition.evaluated
-    worst, limit, place, holds = 0.0, 0.0, None, True
+    found: list[tuple[str, float, float]] = []
     for read, observed in zip(moment.anatomy.reads, moment.reads, strict=True):
         x = run.values[read.node][0].double()
         expected = read.weight.double() @ x
@@ -157,12 +158,34 @@ def check_reads(decomposition: Decomposition) -> Check:
         bound = SAFETY * float(product_bound(read.weight, x, read.dtype, slack).norm())
         size = float(observed.double().norm()) or 1.0
         error = float((expected - observed.double()).norm())
-        if error / size > worst or place is None:
-            worst, limit = error / size, bound / size
-        if not error <= bound:
-            holds = False
-            place = place or f"{'/'.join(read.roles)} of {read.unit} ({read.module})"
-    return Check(len(moment.anatomy.reads), worst, limit, holds, place)
+        found.append((f"{'/'.join(read.roles)} of {read.unit} ({read.module})", error / size, bound / size))
+    found.append(("the readout: final norm, unembedding, scale and softcap", *_readout_error(decomposition)))
+    return summary(found)
+
+
+def summary(found: list[tuple[str, float, float]]) -> Check:
+    """One check of (name, relative error, tolerance) triples; the place is the first that does not hold."""
+    if not found:
+        return Check(0, 0.0, 0.0, True)
+    failed = [name for name, error, bound in found if not error <= bound]
+    _, worst, tolerance = max(found, key=lambda row: row[1] if row[1] == row[1] else float("inf"))
+    return Check(len(found), worst, tolerance, not failed, failed[0] if failed else None)
+
+
+def _readout_error(decomposition: Decomposition) -> tuple[float, float]:
+    """The readout applied to the observed stream against the model's own logits: relative error and its bound."""
+    moment = decomposition.moment
+    readout, observed = moment.anatomy.readout, moment.logits.double()
+    stream = moment.stream[None] if readout.opaque is not None else moment.stream[None].double()
+    expected = logits_of(readout, stream)[0].double()
+    size = float(observed.norm())
+    dtypes = (moment.logits.dtype, readout.unembedding.dtype, torch.float32)
+    bound = 4 * SAFETY * max(torch.finfo(dtype).eps for dtype in dtypes)
+    if readout.opaque is None:  # logits are sums of terms that may be larger than they are
+        x = normed(readout, moment.stream, None)
+        spread = float(readout.unembedding.float().norm()) * float(x.pow(2).mean().sqrt()) * abs(readout.scale)
+        bound *= max(1.0, spread / size)
+    return float((expected - observed).norm()) / size, bound
 
 
 def stream_errors(anatomy: Anatomy, writes: list[Tensor], gates: Gates, stream: Tensor) -> Tensor:

@@ -4,17 +4,19 @@ A sum is blind to labels: permuted heads, a wrong head-to-group map or shifted s
 units of each level the model itself is run with the unit zeroed where it acts: a head or one coordinate of it in
 attention's result, a source in attention's values, a neuron in what the output matrix reads. All edits go as rows of
 one batch, beside a row without any; each row's change is compared at the edited sublayer, before it spreads. Experts'
-neurons are zeroed inside the recorded operations of their module.
+neurons are zeroed inside the recorded operations of their module. Names are held against evidence in `names`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mainstem.analysis.certificate import SAFETY, Check
-from mainstem.analysis.decompose import product_bound
+from mainstem.analysis.certificate import SAFETY, Check, summary
+from mainstem.analysis.decompose import Decomposition, decompose, product_bound
+from mainstem.causal.names import expert_of, name_results, part_by_address
+from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import Anatomy, AttentionCore
 from mainstem.model.experts import find_sum, zeroed_change
 from mainstem.model.hooks import Site, Tap
@@ -30,7 +32,10 @@ ROUNDINGS = 64
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """One unit to zero: what to do in its row of the batch, and how the write should change ([d_model] float64)."""
+    """One unit to zero: what to do in its row of the batch, and how the write should change ([d_model] float64).
+
+    `part` is what a decomposition should have under the unit's address.
+    """
 
     unit: Unit
     writes: tuple[int, ...]
@@ -38,6 +43,7 @@ class Probe:
     edit: Callable[[Tensor, int, int], Tensor]
     expected: Tensor
     bound: float
+    part: Tensor
 
 
 @torch.no_grad()
@@ -64,15 +70,46 @@ def check_labels(
     alone = capture(model, anatomy, input_ids, last, **forward)
     before = moment(anatomy, alone, 0, 0, 0)
     probes = _probes(before, per_level, generator)
-    results = _run_probes(model, before, alone, input_ids, probes, **forward)
-    results += _expert_results(model, anatomy, input_ids, per_level, generator, **forward)
-    worst, tolerance, place, holds = 0.0, 0.0, None, True
-    for unit, error, bound in results:
-        if error > worst or place is None:
-            worst, tolerance = error, bound
-        if not error <= bound:
-            place, holds = place or str(unit), False
-    return Check(len(results), worst, tolerance, holds, place)
+    zeroed = _run_probes(model, before, alone, input_ids, probes, **forward)
+    zeroed += _expert_results(model, before, input_ids, per_level, generator, **forward)
+    named = _address_results(before, probes) + name_results(model, anatomy, input_ids, alone, **forward)
+    found = summary([(str(unit), error, bound) for unit, error, bound in zeroed])
+    wrong = summary(named)
+    return found if wrong.holds else replace(found, holds=False, where=found.where or wrong.where)
+
+
+def _address_results(before: Moment, probes: list[Probe]) -> list[tuple[str, float, float]]:
+    """The parts that decompositions have under the probes' addresses against what the probes take away."""
+    results = []
+    levels = {"head": "heads", "attention_neuron": "attention_neurons"}
+    made: dict[str, Decomposition | None] = {}
+    for probe in probes:
+        level = levels.get(probe.unit.kind, "units")
+        if level not in made:
+            try:
+                made[level] = decompose(before, level)  # type: ignore[arg-type]
+            except LevelRefusedError:
+                made[level] = None
+        decomposition = made[level]
+        if decomposition is None:
+            continue
+        found = part_by_address(decomposition, probe.unit)
+        error = float("inf") if found is None else float((found - probe.part).norm())
+        scale = max(float(probe.part.norm()), SAFETY * probe.bound, 1e-300)
+        results.append((f"the address {probe.unit}", error / scale, SAFETY * probe.bound / scale))
+    return results
+
+
+def _part(before: Moment, core: AttentionCore, removed: Tensor) -> Tensor:
+    """What a piece of attention's result [n_heads, d_value] writes, factors on the way as they are in the run."""
+    heads = before.attention[core.site]
+    z = torch.zeros(core.channels.numel(), dtype=torch.float64, device=removed.device)
+    z[core.channels.to(removed.device).reshape(-1)] = removed.double().reshape(-1)
+    total = torch.zeros_like(before.stream, dtype=torch.float64)
+    for write in before.anatomy.writes:
+        if write.attention is not None and write.attention.site == core.site and write.projection is not None:
+            total = total + write.projection.columns(slice(None)).double() @ (z * heads.multiplier)
+    return total
 
 
 def _probes(before: Moment, per_level: int, generator: torch.Generator) -> list[Probe]:
@@ -178,7 +215,8 @@ def _head_probe(before: Moment, core: AttentionCore, generator: torch.Generator)
     site, edit = _result_edit(core, head, before.position, slice(None))
     unit = before.anatomy.writes[writes[0]].unit
     address = Unit.head(unit.layer or 0, head, nth=unit.nth)
-    return Probe(address, writes, site, edit, expected, bound)
+    part = _part(before, core, before.attention[core.site].result() - changed)
+    return Probe(address, writes, site, edit, expected, bound, part)
 
 
 def _coordinate_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
@@ -189,7 +227,8 @@ def _coordinate_probe(before: Moment, core: AttentionCore, generator: torch.Gene
     site, edit = _result_edit(core, head, before.position, coordinate)
     unit = before.anatomy.writes[writes[0]].unit
     address = Unit.attention_neuron(unit.layer or 0, head, coordinate, nth=unit.nth)
-    return Probe(address, writes, site, edit, expected, bound)
+    part = _part(before, core, before.attention[core.site].result() - changed)
+    return Probe(address, writes, site, edit, expected, bound, part)
 
 
 def _source_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
@@ -213,7 +252,10 @@ def _source_probe(before: Moment, core: AttentionCore, generator: torch.Generato
 
     unit = before.anatomy.writes[writes[0]].unit
     address = Unit.subvalue(unit.layer or 0, head, source, nth=unit.nth)
-    return Probe(address, writes, _value_site(core), _zero_at(arrange, select), expected, bound)
+    own_piece = torch.zeros_like(changed)
+    own_piece[head] = heads.pattern[head, source] * heads.value[group[head], source].double()
+    edit, part = _zero_at(arrange, select), _part(before, core, own_piece)
+    return Probe(address, writes, _value_site(core), edit, expected, bound, part)
 
 
 def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: torch.Generator) -> Probe:
@@ -233,8 +275,12 @@ def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: tor
 
     edit = _zero_at(arrange, lambda arranged, row: arranged[row, place, neuron])
     write = before.anatomy.writes[indices[0]]
-    address = Unit.ffn_neuron(write.unit.layer or 0, write.first_neuron + neuron, nth=write.unit.nth)
-    return Probe(address, tuple(indices), site, edit, expected, bound)
+    layer, nth = write.unit.layer or 0, write.unit.nth
+    if write.shared_expert is None:
+        address = Unit.ffn_neuron(layer, write.first_neuron + neuron, nth=nth)
+    else:
+        address = Unit.shared_neuron(layer, write.shared_expert, neuron, nth=nth)
+    return Probe(address, tuple(indices), site, edit, expected, bound, -expected)
 
 
 def _run_probes(
@@ -297,9 +343,10 @@ def _edit_tap(probe: Probe, row: int, batch: int) -> Tap:
 
 
 def _expert_results(
-    model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, count: int, generator: torch.Generator, **forward
+    model: torch.nn.Module, before: Moment, input_ids: Tensor, count: int, generator: torch.Generator, **forward
 ) -> list[tuple[Unit, float, float]]:
-    routed = [write for write in anatomy.writes if write.experts is not None]
+    """Experts' neurons zeroed in the recorded operations, and experts' numbers against their matrices' places."""
+    routed = [write for write in before.anatomy.writes if write.experts is not None]
     out: list[tuple[Unit, float, float]] = []
     for write in {write.experts: write for write in _choose(routed, count, generator)}.values():
         site = write.experts
@@ -315,4 +362,8 @@ def _expert_results(
 
         with recorded_call(model, site.path, site.call, done):
             model(input_ids=input_ids, **forward)
+        for rows in before.experts[f"{site.path}#{site.call}"].rows[:count]:
+            place = expert_of(model, rows.of(0))
+            wrong = place is not None and place != int(rows.expert[0])
+            out.append((write.unit, 1.0 if wrong else 0.0, 0.5))
     return out

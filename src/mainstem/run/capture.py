@@ -49,7 +49,10 @@ class AttentionRun:
 
 @dataclass(eq=False)
 class Captured:
-    """Everything kept of one run; rows of "destination" are those of `destinations` [batch, n]."""
+    """Everything kept of one run; rows of "destination" are those of `destinations` [batch, n].
+
+    `order` is the order in which the writes were seen.
+    """
 
     destinations: Tensor
     writes: list[Tensor]
@@ -61,6 +64,7 @@ class Captured:
     experts: dict[ExpertSite, list[ExpertParts]]
     reads: list[Tensor]
     block_inputs: list[Tensor]
+    order: list[int]
 
 
 class _Keeper:
@@ -122,7 +126,7 @@ def capture(
     """
     batch, positions = input_ids.shape
     keeper = _Keeper(batch, positions, destinations)
-    out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, [], [])
+    out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, [], [], [])
     out.writes = [torch.empty(0)] * len(anatomy.writes)
     out.reads = [torch.empty(0)] * len(anatomy.reads)
     out.block_inputs = [torch.empty(0)] * len(anatomy.blocks)
@@ -146,7 +150,7 @@ def _keep_stream(keeper: _Keeper, anatomy: Anatomy, out: Captured) -> None:
 
     keeper.keep(anatomy.readout.stream_site, set_stream, keeper.by_token)
     for i, write in enumerate(anatomy.writes):
-        keeper.keep(write.site, _setter(out.writes, i), keeper.by_token)
+        keeper.keep(write.site, _ordered(_setter(out.writes, i), out.order, i), keeper.by_token)
     for i, read in enumerate(anatomy.reads):
         keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at)
     for i, block in enumerate(anatomy.blocks):
@@ -163,6 +167,16 @@ def _setter(container, key):
         container[key] = tensor
 
     return store
+
+
+def _ordered(store, order: list[int], index: int):
+    """Stores, and notes that write `index` came next."""
+
+    def noting(tensor: Tensor) -> None:
+        store(tensor)
+        order.append(index)
+
+    return noting
 
 
 def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> None:
