@@ -12,6 +12,8 @@ from torch import nn
 from mainstem.analysis.decompose import decompose
 from mainstem.model.discovery import discover
 
+pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs
+
 TARGETS = {
     "llama": ["q_proj", "v_proj", "o_proj", "down_proj"],
     "gemma2": ["q_proj", "v_proj", "o_proj", "down_proj", "up_proj"],

@@ -59,9 +59,8 @@ def test_certificates_hold_with_small_errors(explanation: Explanation) -> None:
     assert certificate.relative_error < 1e-5 and certificate.max_relative_error < 1e-5
     assert certificate.nats is not None and certificate.nats < 1e-4
     assert certificate.labels.holds and certificate.labels.checked >= 12
-    assert (
-        certificate.reads.holds and certificate.reads.checked == 151
-    )  # query, key, value, gate, up in 30 layers; the readout
+    # query, key, value, gate and up in 30 layers, and the readout
+    assert certificate.reads.holds and certificate.reads.checked == 151
     assert certificate.reads.worst < 1e-5
 
 

@@ -13,6 +13,8 @@ from mainstem.errors import MainstemError, UsageError
 from mainstem.lens_reading import read_lens
 from mainstem.report import as_html, as_json, as_text
 
+pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs
+
 IDS = [5, 6, 7, 8, 9, 10]
 QUICK = ["llama", "gemma2", "mixtral"]
 SLOW = ["gpt2", "openai-gpt", "granite", "mamba", "falcon", "deepseek_v3"]

@@ -25,7 +25,7 @@ SPECIMENS = [
     *("channel_gates", "mixed_back", "softcap", "einsum_sinks", "openai-gpt", "doge"),
     *("afmoe", "biogpt", "phi", "gpt_neox_japanese"),
 ]
-EACH = 2
+EACH = 1
 """On how many of them a mutation is tried in the quick part."""
 
 

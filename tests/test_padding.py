@@ -18,6 +18,8 @@ from mainstem.model.discovery import discover
 from mainstem.run.capture import capture
 from mainstem.run.moment import Moment, moment
 
+pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs
+
 transformers.logging.set_verbosity_error()
 
 LONG, SHORT = 9, 6

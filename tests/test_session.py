@@ -1,13 +1,11 @@
 """What a run may and may not do: nothing changes, nothing stays behind, and what is kept is what was there."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import handmade
-import jaxtyping
 import pytest
 import torch
 import zoo
@@ -18,13 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import mainstem
 from mainstem.errors import (
-    ChoiceError,
     MainstemError,
-    NotFiniteError,
-    PositionError,
-    PromptError,
-    TokenError,
-    UnitError,
 )
 from mainstem.session import Model
 from mainstem.targets import Target
@@ -264,54 +256,3 @@ def test_a_padded_batch_gives_each_row_what_it_gets_alone(name: str, lengths: li
                 assert torch.allclose(mine.coefficients.double(), other.coefficients.double(), atol=1e-4)
         assert batch.reads(row=row).holds
         assert float(batch.stream_errors(row).max()) < 1e-5
-
-
-# --- results and errors -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_an_explanation_is_a_json_document(name: str) -> None:
-    document = opened(name).explain(ids_of(), top=4).as_dict()
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert document["certificate"]["holds"]
-    assert len(document["values"]) == 4
-    assert sum(v for k, v in document["account"].items() if k != "total") == pytest.approx(document["account"]["total"])
-
-
-@pytest.mark.parametrize(
-    ("ask", "error", "words"),
-    [
-        (lambda m: m.trace([]), PromptError, "empty"),
-        (lambda m: m.trace([5] * 200), PromptError, "200 tokens"),
-        (lambda m: m.trace([5, 200]), TokenError, "200"),
-        (lambda m: m.trace([5, -1]), TokenError, "-1"),
-        (lambda m: m.trace("text"), PromptError, "without a tokenizer"),
-        (lambda m: m.trace([5, 6], positions=(2,)), PositionError, "2"),
-        (lambda m: m.trace([5, 6]).decompose("heads", -3), PositionError, "0 to 1"),
-        (lambda m: m.trace([5, 6]).decompose("head"), ChoiceError, "heads"),
-        (lambda m: m.trace([5, 6]).attribute(Target(ids=(7,)), score="directs"), ChoiceError, "direct"),
-        (lambda m: m.trace([5, 6]).lens(norm="freeze"), ChoiceError, "frozen"),
-        (lambda m: m.trace([5, 6]).explain(kinds=["heads"]), ChoiceError, "head"),
-        (lambda m: m.trace([5, 6])["blocks.9.hook_resid_pre"], UnitError, "0 to 2"),
-        (lambda m: m.trace([5, 6])["L9.attn"], UnitError, "L9.attn"),
-        (lambda m: m.trace([5, 6])["hook_embed"], UnitError, "hook_embed"),
-    ],
-)
-def test_a_wrong_request_is_answered_with_what_to_do(
-    ask, error: type[MainstemError], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # so that the answer is Mainstem's own
-    with pytest.raises(error, match=words) as caught:
-        ask(opened("llama"))
-    assert caught.value.exit_code == 2
-    assert str(caught.value).rstrip().endswith(".")
-
-
-def test_a_run_that_turns_to_nan_names_the_layer() -> None:
-    model = mainstem.open(build("llama"))
-    _ = model.anatomy
-    with torch.no_grad():
-        model.module.model.layers[1].mlp.down_proj.weight[3, 5] = torch.nan
-    with pytest.raises(NotFiniteError, match=r"L1\.mlp"):
-        model.trace(ids_of())
-    assert hooks_of(model.module) == 0

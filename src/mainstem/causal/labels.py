@@ -17,7 +17,7 @@ from mainstem.analysis.certificate import SAFETY, Check, summary
 from mainstem.analysis.decompose import Decomposition, decompose, product_bound
 from mainstem.causal.names import expert_of, name_results, part_by_address
 from mainstem.errors import LevelRefusedError
-from mainstem.model.anatomy import Anatomy, AttentionCore
+from mainstem.model.anatomy import Anatomy, AttentionCore, Write
 from mainstem.model.experts import find_sum, zeroed_change
 from mainstem.model.hooks import Site, Tap
 from mainstem.model.recorder import recorded_call
@@ -280,7 +280,19 @@ def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: tor
         address = Unit.ffn_neuron(layer, write.first_neuron + neuron, nth=nth)
     else:
         address = Unit.shared_neuron(layer, write.shared_expert, neuron, nth=nth)
-    return Probe(address, tuple(indices), site, edit, expected, bound, -expected)
+    part = _neuron_part(before, write, neuron)
+    return Probe(address, tuple(indices), site, edit, expected, bound, part)
+
+
+def _neuron_part(before: Moment, like: Write, neuron: int) -> Tensor:
+    """What a neuron writes through its matrix and through adapters beside it, which may read it elsewhere."""
+    total = torch.zeros_like(before.stream, dtype=torch.float64)
+    for i, write in enumerate(before.anatomy.writes):
+        same = write.unit == like.unit and write.shared_expert == like.shared_expert
+        if same and write.neurons and write.first_neuron == like.first_neuron and write.projection is not None:
+            column = write.projection.columns(slice(None))[:, neuron].double()
+            total = total + before.sources[i][neuron].double() * column
+    return total
 
 
 def _run_probes(
