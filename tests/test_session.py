@@ -22,7 +22,7 @@ from mainstem.session import Model
 from mainstem.targets import Target
 
 MODELS = ["llama", "gemma2", "mixtral", "gpt2", "bloom", "in_place", "shared_block", "attributes"]
-FUSED = ["llama", "gpt2", "mixtral", "qwen3", "deepseek_v3", "opt", "falcon"]
+FUSED = ["llama", "gpt2", "mixtral", "falcon"]
 WITH_ATTENTION = [
     *[(name, "eager") for name in (*FUSED, "gemma2", "bloom")],
     *[(name, "sdpa") for name in FUSED],
@@ -96,7 +96,7 @@ class BrokenError(Exception):
     """What a broken module raises."""
 
 
-@pytest.mark.parametrize("place", [0, 3, 7, 12, -2, -1])
+@pytest.mark.parametrize("place", [0, 7, -1])
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2"])
 def test_no_hook_is_left_behind_by_a_run_that_fails(name: str, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module at `place` raises, at the first, second ... call of everything that runs the model."""
