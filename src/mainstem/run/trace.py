@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.errors import ChoiceError, NotFiniteError, UnitError
+from mainstem.errors import ChoiceError, NotFiniteError, PromptError, UnitError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.graph import evaluate
 from mainstem.run.capture import Captured, capture
-from mainstem.run.inputs import Inputs
+from mainstem.run.inputs import Inputs, base_arguments
 from mainstem.run.moment import Moment, moment
 from mainstem.units import Unit
 
@@ -42,11 +42,32 @@ class RunTrace:
         destinations = self.inputs.destinations(positions)
         captured = capture(self.module, self.anatomy, self.inputs.ids, destinations, **self.inputs.forward)
         _require_finite(self.anatomy, captured, self.inputs.padding)
+        if not self._captures:
+            self._require_rows_alone(captured)
         self._captures.append(captured)
         for row in range(self.inputs.ids.shape[0]):
             for column, position in enumerate(positions):
                 key = (row, self.inputs.place(position, row))
                 self._known.setdefault(key, (len(self._captures) - 1, column))
+
+    @torch.no_grad()
+    def _require_rows_alone(self, captured: Captured) -> None:
+        """Padded rows must get what they get alone: some models number padded positions in a way of their own."""
+        for row, padding in enumerate(self.inputs.padding):
+            if not padding:
+                continue
+            ids = self.inputs.ids[row : row + 1, padding:]
+            result = self.module(input_ids=ids, **base_arguments(self.module))
+            logits = result.logits if hasattr(result, "logits") else result
+            expected = logits[0, captured.destinations[row] - padding].double()
+            seen = captured.logits[row].double()
+            slack = max(1e-3, 16 * torch.finfo(logits.dtype).eps)
+            if not float((seen - expected).norm()) <= slack * float(expected.norm()):
+                raise PromptError(
+                    "this model does not give a padded prompt what it gives it alone",
+                    f"prompt {row} of the batch",
+                    "Trace prompts of different lengths one at a time.",
+                )
 
     def moment(self, position: int = -1, row: int = 0) -> Moment:
         """What the run left at one destination; runs the model again if it was not kept.
