@@ -219,7 +219,7 @@ def addresses_shifted_by_one(s: Subject) -> Mutant | None:
 @mutation
 def heads_addresses_reversed(s: Subject) -> Mutant | None:
     """Parts of the level of heads under each other's address."""
-    if not any(core.n_heads > 1 for core in cores_of(s.anatomy)):
+    if s.anatomy.refusals("heads") or not any(core.n_heads > 1 for core in cores_of(s.anatomy)):
         return None
     original = decomposing._vectors
 
