@@ -34,8 +34,12 @@ NAMES = [
 ]
 
 
+QUICK = {"llama", "gemma2", "mixed_back", "softcap", "narrow_embedding"}
+
+
 def named(names: list[str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("name", names)
+    marks = {name: () if name in QUICK else pytest.mark.slow for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
 
 
 @cache

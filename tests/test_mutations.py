@@ -48,12 +48,14 @@ def test_a_mutation_is_caught(name: str) -> None:
     assert tried
 
 
-@pytest.mark.parametrize("name", SPECIMENS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if i % 4 == 0 else pytest.mark.slow) for i, name in enumerate(SPECIMENS)]
+)
 def test_the_truth_is_not_caught(name: str) -> None:
     assert list(failures(known(name), Mutant(known(name).anatomy))) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mutate", [sources_called_by_their_neighbour, neurons_called_by_their_neighbour])
 def test_names_that_are_wrong_everywhere_are_caught_whatever_the_seed(mutate, seed: int) -> None:
     """Labels are samples; of a mistake that is everywhere the default sample is enough."""

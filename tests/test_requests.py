@@ -22,6 +22,7 @@ from mainstem.errors import (
 from mainstem.session import Model
 from mainstem.targets import Target
 
+QUICK = {"llama", "gemma2"}
 MODELS = ["llama", "gemma2", "mixtral", "gpt2", "bloom", "in_place", "shared_block", "attributes"]
 
 
@@ -34,7 +35,9 @@ def ids_of(length: int = 9, seed: int = 3) -> list[int]:
     return zoo.prompt(length, seed)[0].tolist()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+)
 def test_an_explanation_is_a_json_document(name: str) -> None:
     document = opened(name).explain(ids_of(), top=4).as_dict()
     assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -22,11 +22,19 @@ from mainstem.session import Model
 from mainstem.targets import Target
 
 MODELS = ["llama", "gemma2", "mixtral", "gpt2", "bloom", "in_place", "shared_block", "attributes"]
+QUICK = {"llama", "in_place"}
 FUSED = ["llama", "gpt2", "mixtral", "falcon"]
 WITH_ATTENTION = [
-    *[(name, "eager") for name in (*FUSED, "gemma2", "bloom")],
-    *[(name, "sdpa") for name in FUSED],
+    pytest.param(name, kind, marks=() if name in QUICK else pytest.mark.slow)
+    for kind, names in (("eager", [*FUSED, "gemma2", "bloom"]), ("sdpa", FUSED))
+    for name in names
 ]
+
+
+def some(names: list[str]) -> pytest.MarkDecorator:
+    """The names, of which the quick part has a few."""
+    marks = {name: () if name in QUICK else pytest.mark.slow for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
 
 
 def build(name: str, **overrides: Any) -> nn.Module:
@@ -56,7 +64,7 @@ def test_outputs_are_the_same_bits_with_and_without_capture(name: str, attention
     assert torch.equal(zoo.logits(module, ids)[0], before)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@some(MODELS)
 def test_everything_leaves_the_model_as_it_was(name: str) -> None:
     module = build(name)
     module.train(name == "gpt2")
@@ -198,7 +206,7 @@ def test_hook_style_names_are_what_hooks_see(name: str) -> None:
         assert torch.equal(trace[f"L{layer}.attn"], trace[f"blocks.{layer}.hook_attn_out"])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@some(MODELS)
 def test_another_position_is_what_a_fresh_trace_gives(name: str) -> None:
     model = opened(name)
     late = model.trace(ids_of(), positions=(-1,))
@@ -233,9 +241,9 @@ def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) 
 # --- batches ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=5)
+@settings(max_examples=4)
 @given(lengths=st.lists(st.integers(2, 9), min_size=2, max_size=3), seed=st.integers(0, 99))
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "in_place"])
+@some(["llama", "gpt2", "gemma2", "in_place"])
 def test_a_padded_batch_gives_each_row_what_it_gets_alone(name: str, lengths: list[int], seed: int) -> None:
     from mainstem.run.inputs import make_inputs
     from mainstem.session import Trace
