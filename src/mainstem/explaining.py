@@ -12,6 +12,7 @@ import torch
 
 from mainstem.analysis import warnings as warn
 from mainstem.analysis.attribution import Scored, attribute, functional, nats, promoted
+from mainstem.analysis.certificate import Check, check_reads
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import increases
 from mainstem.analysis.lens import Lens, lens
@@ -67,7 +68,7 @@ def explain(
     main = decompositions["units"]
     wanted = _target(trace, target, against, position, row)
     ranking = rank(decompositions, wanted, score, norm, set(kinds), negative, exhaustive, top)
-    certificate = _certificate(trace, main, wanted, row)
+    certificate = _certificate(trace, main, check_reads(decompositions["sublayers"]), wanted, row)
     states = lens(decompositions["sublayers"])
     layers = _layers(trace, states, decompositions["sublayers"], wanted)
     token, rivals = _tokens(trace, wanted, position, row)
@@ -142,10 +143,10 @@ def _target_from_ids(trace: "Trace", texts: list[str], rivals: list[str]) -> Tar
     return Target(ids=ids(texts), against=ids(rivals), text=" ".join(texts), against_texts=tuple(rivals))
 
 
-def _certificate(trace: "Trace", main: Decomposition, target: Target, row: int) -> Certificate:
+def _certificate(trace: "Trace", main: Decomposition, reads: Check, target: Target, row: int) -> Certificate:
     made = main.certificate
     assert made is not None
-    labels, reads = trace.model.labels, trace.reads(main.position, row)
+    labels = trace.model.labels
     worth = nats(main, made.remainder, target)
     return Certificate(
         level=main.level,

@@ -18,7 +18,6 @@ from torch import Tensor
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.parts import Group
 from mainstem.analysis.readout import (
-    before_softmax,
     frozen_scale,
     normed,
     require_linear,
@@ -145,21 +144,14 @@ def direct_weights(decomposition: Decomposition, target: Target) -> tuple[Tensor
     chosen = per_token.nonzero().flatten()
     weights = per_token[chosen] @ readout.unembedding[chosen].double()
     constant = 0.0 if readout.bias is None else float(per_token @ readout.bias.double())
-    u = _final_before_softmax(decomposition)
+    u = decomposition.before_softmax
     return weights, constant, float(per_token @ u)
-
-
-def _final_before_softmax(decomposition: Decomposition) -> Float[Tensor, " d_vocab"]:
-    """The destination's before-softmax values, in float64 where they are sums."""
-    readout = decomposition.moment.anatomy.readout
-    x = normed(readout, decomposition.moment.stream, None)
-    return before_softmax(readout, x[None].to(working_dtype(readout)))[0].double()
 
 
 def _additive(decomposition: Decomposition, target: Target) -> tuple[Tensor, float, float]:
     """Gauss-Legendre quadrature along the ray; only W_U-sized products with distributions are needed."""
     readout = decomposition.moment.anatomy.readout
-    u = _final_before_softmax(decomposition)
+    u = decomposition.before_softmax
     per_token = _weights_of(target, len(u), u.device)
     contrast = bool(target.against)
     slope = torch.zeros_like(u)
@@ -232,7 +224,7 @@ def nats(decomposition: Decomposition, remainder: Float[Tensor, " d_model"], tar
     readout = decomposition.moment.anatomy.readout
     if readout.opaque is not None:
         return float("nan")
-    u = _final_before_softmax(decomposition)
+    u = decomposition.before_softmax
     z = softcapped(readout, u)
     per_token = _weights_of(target, len(u), u.device)
     rate = torch.ones_like(u) if readout.softcap is None else 1 - (z / readout.softcap).pow(2)

@@ -126,7 +126,7 @@ def _bad_sublayers(decomposition: Decomposition) -> list[Unit]:
         if not index:
             continue
         observed = torch.stack([moment.writes[i][0].double() for i in index]).sum(0)
-        total = torch.stack([group.raw_total() for group in members]).sum(0)
+        total = torch.stack([group.written for group in members]).sum(0)
         bound = torch.stack([g.bound().pow(2) for g in members if g.bound is not None] or [observed * 0]).sum(0).sqrt()
         slack = SAFETY * float(bound.norm()) + FLOOR * float(observed.norm())
         if not float((observed - total).norm()) <= slack:

@@ -9,7 +9,7 @@ Removing a subvalue subtracts pattern x W_O v; the pattern is not renormalised.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal, get_args
 
 import torch
@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.parts import Columns, Group, Subvalues, UnitGrid, Vectors
+from mainstem.analysis.readout import before_softmax, normed, working_dtype
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError
 from mainstem.model.anatomy import Write
 from mainstem.model.experts import ExpertRows
@@ -87,6 +88,13 @@ class Decomposition:
 
     def __len__(self) -> int:
         return sum(len(group) for group in self.groups)
+
+    @cached_property
+    def before_softmax(self) -> Float[Tensor, " d_vocab"]:
+        """What the readout makes of the stream at the destination, before a softcap; float64 where it is a sum."""
+        readout = self.moment.anatomy.readout
+        x = normed(readout, self.moment.stream, None)
+        return before_softmax(readout, x[None].to(working_dtype(readout)))[0].double()
 
     def total(self) -> Tensor:
         """The sum of all parts, [d_model] float64."""
@@ -176,34 +184,22 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
         values = torch.einsum("dhj,hj->hd", blocks, z.double()[channels])
         units = [Unit.head(layer, h, nth=nth) for h in range(n_heads)]
         return [_vectors(units, "head", values, tail, unit, cache(lambda: product_bound(matrix, z, write.dtype)))]
-    outputs = (matrix.double() * heads.multiplier)[:, channels].permute(1, 0, 2)
 
     @cache
     def bound() -> Tensor:
         return product_bound(matrix, z, write.dtype, _value_error(heads, channels, z))
 
     if level == "attention_neurons":
-        summed = heads.result()
-        width = outputs.shape[2]
+        width = channels.shape[1]
         grid = UnitGrid(n_heads * width, lambda i: Unit.attention_neuron(layer, i // width, i % width, nth=nth))
-        columns = outputs.permute(1, 0, 2).reshape(outputs.shape[1], -1)
-        return [Columns(grid, "attention_neuron", summed.reshape(-1), tail, unit, bound, columns)]
+        columns = matrix[:, channels.reshape(-1)]
+        if not bool((heads.multiplier == 1).all()):
+            columns = columns.double() * heads.multiplier[channels.reshape(-1)]
+        return [Columns(grid, "attention_neuron", heads.result().reshape(-1), tail, unit, bound, columns)]
     grid = UnitGrid(n_heads * n_sources, lambda i: Unit.subvalue(layer, i // n_sources, i % n_sources, nth=nth))
-    coefficients = heads.pattern.reshape(-1)
-    return [
-        Subvalues(
-            grid,
-            "attention_subvalue",
-            coefficients,
-            tail,
-            unit,
-            bound,
-            heads.pattern,
-            heads.value,
-            outputs,
-            heads.group(),
-        )
-    ]
+    coefficients, group = heads.pattern.reshape(-1), heads.group()
+    own = (heads.pattern, heads.value, matrix, heads.multiplier, channels, group)
+    return [Subvalues(grid, "attention_subvalue", coefficients, tail, unit, bound, *own)]
 
 
 def _value_error(heads, channels: Tensor, z: Tensor) -> Tensor:

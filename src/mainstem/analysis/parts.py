@@ -7,8 +7,10 @@ holding a vector for each of its units: the inner product of each with a directi
 vectors of a chosen few.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -58,6 +60,13 @@ class Group:
     sublayer: Unit | None
     bound: Callable[[], Tensor] | None
 
+    def places(self, unit: Unit) -> list[int]:
+        """Which of the parts have this address."""
+        if not isinstance(self.units, UnitGrid):
+            return [i for i, own in enumerate(self.units) if own == unit]
+        place = bisect_left(self.units, unit)  # a grid is in the order of its addresses
+        return [place] if place < len(self.units) and self.units[place] == unit else []
+
     def raw(self, index: Int[Tensor, " top"]) -> Float[Tensor, "top d_model"]:
         """The chosen parts as they are written, before the tail."""
         raise NotImplementedError
@@ -78,9 +87,14 @@ class Group:
         """Inner products of the parts in the stream with a direction [d_model] or several [d_model, n]."""
         return self.raw_dot(pull_back(self.tail, direction))
 
+    @cached_property
+    def written(self) -> Vector:
+        """The sum of the parts before the tail, computed once."""
+        return self.raw_total()
+
     def total(self) -> Vector:
         """The sum of the parts in the stream."""
-        return carry(self.tail, self.raw_total()[None])[0]
+        return carry(self.tail, self.written[None])[0]
 
     def __len__(self) -> int:
         return len(self.units)
@@ -129,36 +143,47 @@ class Columns(Group):
 class Subvalues(Group):
     """Heads x sources: pattern weight times the source's value through W_O; `coefficients` is the pattern, flat.
 
-    `values` [n_key_value_heads, source, d_value]; `outputs` [n_heads, d_model, d_value] is W_O with the factors
-    between attention's result and it; `group` [n_heads] says which values a head reads.
+    `values` [n_key_value_heads, source, d_value]; `matrix` is W_O, whose input channels are scaled by `multiplier` on
+    the way from attention's result, and `channels` says where a head's coordinates are among them; `group` [n_heads]
+    says which values a head reads.
     """
 
     pattern: Float[Tensor, "n_heads source"]
     values: Float[Tensor, "n_key_value_heads source d_value"]
-    outputs: Float[Tensor, "n_heads d_model d_value"]
+    matrix: Float[Tensor, "d_model d_in"]
+    multiplier: Float[Tensor, " d_in"]
+    channels: Int[Tensor, "n_heads d_value"]
     group: Int[Tensor, " n_heads"]
 
     def raw(self, index):
         """The chosen parts as they are written."""
         head, source = index // self.pattern.shape[1], index % self.pattern.shape[1]
-        value = self.values[self.group[head], source].double() * self.pattern[head, source][:, None]
-        return torch.einsum("pdj,pj->pd", self.outputs[head].double(), value)
+        weights = self.values[self.group[head], source].double() * self.pattern[head, source][:, None]
+        out = torch.empty(len(index), self.matrix.shape[0], dtype=weights.dtype, device=weights.device)
+        for number in head.unique():
+            own, channels = head == number, self.channels[number]
+            out[own] = (weights[own] * self.multiplier[channels]) @ self.matrix[:, channels].double().T
+        return out
 
     def raw_dot(self, direction):
         """Inner products before the tail."""
-        read = torch.einsum("hdj,d...->hj...", self.outputs.to(direction), direction)
+        read = self.matrix.to(direction).T @ direction
+        more = [1] * (direction.dim() - 1)
+        read = (read * self.multiplier.to(direction).reshape(-1, *more))[self.channels]
+        pattern = self.pattern.to(direction).reshape(*self.pattern.shape, *more)
         values = self.values.to(direction)[self.group]
-        pattern = self.pattern.to(direction).reshape(*self.pattern.shape, *[1] * (direction.dim() - 1))
         return (pattern * torch.einsum("hsj,hj...->hs...", values, read)).flatten(0, 1)
 
     def raw_total(self):
         """The sum before the tail."""
         summed = torch.einsum("hs,hsj->hj", self.pattern, self.values.double()[self.group])
-        return torch.einsum("hdj,hj->d", self.outputs.double(), summed)
+        entering = torch.zeros_like(self.multiplier)
+        entering[self.channels.reshape(-1)] = summed.reshape(-1)
+        return self.matrix.double() @ (entering * self.multiplier)
 
 
 class UnitGrid(Sequence[Unit]):
-    """Addresses made when asked for: thousands of units need no objects until they are shown."""
+    """Addresses made when asked for, in ascending order: thousands of units need no objects until they are shown."""
 
     def __init__(self, size: int, make) -> None:
         self.size, self.make = size, make

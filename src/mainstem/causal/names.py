@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition
 from mainstem.model.anatomy import Anatomy
-from mainstem.run.capture import Captured, capture
+from mainstem.run.capture import Captured
 from mainstem.units import Unit
 
 Result = tuple[str, float, float]
@@ -24,21 +24,20 @@ def part_by_address(decomposition: Decomposition, unit: Unit) -> Tensor | None:
     for group in decomposition.groups:
         if group.kind != unit.kind or group.sublayer != unit.sublayer:
             continue
-        found = [i for i in range(len(group)) if group.units[i] == unit]
+        found = group.places(unit)
         if found:
             part = group.raw(torch.tensor(found, device=group.coefficients.device)).sum(0)
             total = part if total is None else total + part
     return total
 
 
-def name_results(model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, run: Captured, **forward) -> list[Result]:
-    """Order, block and kind of every sublayer, and what embeddings depend on; error 1 where a name is wrong."""
+def name_results(anatomy: Anatomy, run: Captured) -> list[Result]:
+    """Order, block and kind of every sublayer; error 1 where a name is wrong."""
     results = [(str(write.unit), _misnamed(anatomy, i), 0.5) for i, write in enumerate(anatomy.writes)]
     layers = [anatomy.writes[i].unit.layer for i in run.order]
     numbered = [layer for layer in layers if layer is not None]
     in_order = all(a <= b for a, b in zip(numbered, numbered[1:], strict=False))
-    results.append(("the order in which blocks write", 0.0 if in_order else 1.0, 0.5))
-    return results + _embedding_results(model, anatomy, input_ids, run, **forward)
+    return [*results, ("the order in which blocks write", 0.0 if in_order else 1.0, 0.5)]
 
 
 def _misnamed(anatomy: Anatomy, index: int) -> float:
@@ -56,25 +55,22 @@ def _misnamed(anatomy: Anatomy, index: int) -> float:
     return 1.0 if wrong else 0.0
 
 
-def _embedding_results(
-    model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, run: Captured, **forward
-) -> list[Result]:
-    """Another last token changes the token embedding at that position, and no other embedding."""
-    chosen = [i for i, write in enumerate(anatomy.writes) if write.unit.kind == "embedding"]
-    if not chosen or input_ids.shape[1] < 2:
-        return []
+def another_end(input_ids: Tensor) -> Tensor:
+    """The prompt [1, pos] with another last token, one that it has elsewhere; itself if it has only one."""
     other = input_ids.clone()
-    other[0, -1] = input_ids[0, 0] if int(input_ids[0, 0]) != int(input_ids[0, -1]) else input_ids[0, 1]
-    if torch.equal(other, input_ids):
-        return []
-    last = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device)
-    again = capture(model, anatomy, other, last, **forward)
+    elsewhere = input_ids[0, input_ids[0] != input_ids[0, -1]]
+    if len(elsewhere):
+        other[0, -1] = elsewhere[0]
+    return other
+
+
+def embedding_results(anatomy: Anatomy, run: Captured, row: int, other: int) -> list[Result]:
+    """Rows that end in different tokens: the token embedding there must differ, and no other embedding may."""
     results = []
-    for i in chosen:
-        unit = anatomy.writes[i].unit
-        changed = not torch.equal(run.writes[i][0, -1], again.writes[i][0, -1])
-        by_token = unit.place == "embed"
-        results.append((str(unit), 0.0 if changed == by_token else 1.0, 0.5))
+    for i, write in enumerate(anatomy.writes):
+        if write.unit.kind == "embedding":
+            changed = not torch.equal(run.writes[i][row, -1], run.writes[i][other, -1])
+            results.append((str(write.unit), 0.0 if changed == (write.unit.place == "embed") else 1.0, 0.5))
     return results
 
 

@@ -19,6 +19,7 @@ from mainstem.run.inputs import Inputs, base_arguments
 from mainstem.run.moment import Moment, moment
 from mainstem.units import Unit
 
+MOMENTS = 8
 HOOK = re.compile(r"blocks\.(\d+)\.hook_(resid_pre|resid_post|resid_mid|attn_out|mlp_out)$")
 
 
@@ -36,6 +37,7 @@ class RunTrace:
         self.module, self.anatomy, self.inputs = module, anatomy, inputs
         self._captures: list[Captured] = []
         self._known: dict[tuple[int, int], tuple[int, int]] = {}
+        self._moments: dict[tuple[int, int], Moment] = {}
         self._run(list(positions))
 
     def _run(self, positions: list[int]) -> None:
@@ -78,8 +80,13 @@ class RunTrace:
         place = self.inputs.place(position, row)
         if (row, place) not in self._known:
             self._run([place - self.inputs.length(row)])
-        which, column = self._known[(row, place)]
-        return moment(self.anatomy, self._captures[which], row, column, self.inputs.padding[row])
+        if (row, place) not in self._moments:
+            if len(self._moments) == MOMENTS:
+                self._moments.pop(next(iter(self._moments)))
+            which, column = self._known[(row, place)]
+            made = moment(self.anatomy, self._captures[which], row, column, self.inputs.padding[row])
+            self._moments[(row, place)] = made
+        return self._moments[(row, place)]
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
         """What a sublayer or embedding wrote at every position, before any tail.
