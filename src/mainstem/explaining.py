@@ -5,7 +5,7 @@ Each step is one call into the analysis; nothing is computed here that is not co
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +23,7 @@ from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
 from mainstem.targets import Target, parse_token
 from mainstem.units import Unit
+from mainstem.verifying import verify_trace
 
 if TYPE_CHECKING:
     from mainstem.session import Trace
@@ -42,6 +43,8 @@ def explain(
     negative: bool = False,
     exhaustive: bool = False,
     top: int = 10,
+    ablate: Mapping[str, int] | None = None,
+    everywhere: bool = False,
     row: int = 0,
 ) -> Explanation:
     """Who wrote a prediction into the stream.
@@ -58,6 +61,8 @@ def explain(
         negative: list the units that speak against the target.
         exhaustive: score every unit instead of those that the bounds cannot exclude; for checking, and slow.
         top: how many.
+        ablate: for a causal verdict, how many units to take out, as in {"ffn": 25, "attention": 75}.
+        everywhere: take them out at all positions, not at the destination alone.
         row: which prompt of a batch.
 
     Raises:
@@ -96,6 +101,9 @@ def explain(
         account=_account(decompositions["sublayers"], wanted),
         search=ranking.search,
         notes=_notes(trace, wanted, position, row),
+        verification=None
+        if ablate is None
+        else verify_trace(trace, wanted, ablate, score, norm, position, everywhere, row=row),
     )
 
 

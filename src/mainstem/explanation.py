@@ -4,7 +4,10 @@ The keys of `as_dict` are a contract (schema `mainstem/explain/1`): keys may be 
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mainstem.causal.verdict import Verification
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Explanation:
     search: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     queries: list[dict[str, Any]] = field(default_factory=list)
+    verification: "Verification | None" = None
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""

@@ -10,7 +10,7 @@ A `Model` holds a module that is never changed and its anatomy, found at first u
 else is in the layers below, which this module only calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -28,6 +28,7 @@ from mainstem.analysis.decompose import Decomposition, Level, decompose
 from mainstem.analysis.lens import Lens, lens
 from mainstem.analysis.readout import NormConvention
 from mainstem.causal.labels import check_labels
+from mainstem.causal.verdict import Verification
 from mainstem.errors import PromptError
 from mainstem.explaining import explain
 from mainstem.explanation import Explanation, Provenance
@@ -38,6 +39,7 @@ from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.run.trace import RunTrace
 from mainstem.targets import Target, parse_target, token_text
 from mainstem.units import Unit
+from mainstem.verifying import verify_trace
 
 Prompt = str | Sequence[int]
 
@@ -228,6 +230,11 @@ class Trace:
     def explain(self, **options: Any) -> Explanation:
         """Who wrote a prediction; see `mainstem.explaining.explain` for the options."""
         return explain(self, **options)
+
+    def verify(self, target: Target | str, counts: Mapping[str, int] | None = None, **options: Any) -> Verification:
+        """A causal verdict on the units that a score names; see `mainstem.verifying.verify_trace` for the options."""
+        wanted = self.model.target(target) if isinstance(target, str) else target
+        return verify_trace(self, wanted, counts, **options)
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
         """What a sublayer wrote at every position, before post-norms and multipliers."""

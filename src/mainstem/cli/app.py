@@ -134,8 +134,20 @@ def explain(
         bool, typer.Option("--exhaustive", help="Score every unit, without the search's bound; slow.")
     ] = False,
     top: Top = 10,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Take the top units out of the run, beside controls, for a causal verdict.")
+    ] = False,
+    ablate: Annotated[
+        str | None,
+        typer.Option(metavar="KIND=N,...", help="How many to take out, with --verify; ffn=25,attention=75 by default."),
+    ] = None,
+    at: Annotated[
+        str, typer.Option(metavar="|".join(o.PLACES), help="Where they are taken out: the destination, or everywhere.")
+    ] = "last",
 ):
     """Say who wrote a prediction, with proof."""
+    o.choice("place", at, o.PLACES)
+    counts = o.counts(ablate) if ablate is not None else dict(o.ABLATED) if verify else None
     o.choice("score", score, o.SCORES)
     o.choice("norm", norm, o.NORMS)
     chosen = o.words(kinds or o.DEFAULT_KINDS)
@@ -146,7 +158,8 @@ def explain(
     with run.step("Explaining ..."):
         return model.explain(
             given, chat=run.common.chat, target=target or None, against=against or (), position=position, score=score,
-            norm=norm, kinds=chosen, negative=negative, exhaustive=exhaustive, top=top,
+            norm=norm, kinds=chosen, negative=negative, exhaustive=exhaustive, top=top, ablate=counts,
+            everywhere=at == "all",
         )  # fmt: skip
 
 

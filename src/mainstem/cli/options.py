@@ -11,13 +11,15 @@ from typing import Annotated, get_type_hints
 import typer
 
 import mainstem
-from mainstem.errors import ChoiceError
+from mainstem.errors import ChoiceError, UsageError
 
 FORMATS = ("table", "json", "html")
 SCORES = ("increase", "additive", "direct")
 NORMS = ("frozen", "recompute")
 KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
+PLACES = ("last", "all")
+ABLATED = {"ffn": 25, "attention": 75}
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html"}
 """What `--out` says about the format, where `--format` says nothing."""
@@ -103,3 +105,21 @@ def choice(name: str, given: str, allowed: Sequence[str]) -> str:
 def words(given: Iterable[str]) -> list[str]:
     """Options that may be repeated and may hold several words with commas between them."""
     return [word.strip() for text in given for word in text.split(",") if word.strip()]
+
+
+def counts(given: str) -> dict[str, int]:
+    """What `ffn=25,attention=75` says.
+
+    Raises:
+        UsageError: it is not of that form; ChoiceError for an unknown kind.
+    """
+    found: dict[str, int] = {}
+    for part in words([given]):
+        kind, _, number = part.partition("=")
+        choice("kind to ablate", kind.strip(), tuple(ABLATED))
+        if not number.strip().isascii() or not number.strip().isdigit():
+            raise UsageError(f"{part!r} is no kind and number", "--ablate", "Write --ablate ffn=25,attention=75.")
+        found[kind.strip()] = int(number)
+    if not any(found.values()):
+        raise UsageError("There is nothing to take out", "--ablate", "Write --ablate ffn=25,attention=75.")
+    return found

@@ -18,6 +18,7 @@ from mainstem.report.text import (
     signed,
     visible,
 )
+from mainstem.report.verification_page import verification_section
 
 
 def explanation_page(e: Explanation) -> str:
@@ -37,6 +38,7 @@ def explanation_page(e: Explanation) -> str:
         _account(e),
         _course(e),
         _values(e),
+        "" if e.verification is None else verification_section(e.verification, e.score),
         p.notices(e.warnings, e.notes),
     ]
     title = f"{visible(e.target.token)} explained, {e.model['name']}"

@@ -26,6 +26,7 @@ from mainstem.report.text import (
     signed,
     visible,
 )
+from mainstem.report.verification_terminal import verification_rows
 
 WIDE = 118
 ACCOUNT_HALF = 12
@@ -41,6 +42,8 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     console.print(*_account(e), sep="\n")
     console.print(*_layers(e, console.width), sep="\n")
     console.print(*_values(e, console.width), sep="\n")
+    if e.verification is not None:
+        console.print(*verification_rows(e.verification, e.score), sep="\n")
     for part in t.notices(e.warnings, e.notes):
         console.print(part)
     console.print(t.provenance_line(e.provenance))

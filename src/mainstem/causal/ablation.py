@@ -1,0 +1,265 @@
+"""Units taken out of a run: attention neurons, FFN neurons and experts' neurons, many runs as rows of one batch.
+
+A neuron is an entry of what its sublayer's output matrix reads (for attention, a coordinate of a head's value summed
+over sources), so the entry is set there, in the run itself: what later layers compute changes with it. An expert's
+neuron has no such place, because routing differs from token to token; what it writes in that very run is taken off its
+sublayer's write. Whole heads and sublayers are the sets of their neurons.
+
+Each batch begins with an unchanged row, which must be the run that the prompt gets alone; for a model that mixes rows
+every run is made by itself.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mainstem.errors import LevelRefusedError, UnitError
+from mainstem.model.anatomy import Anatomy, ExpertSite, Write
+from mainstem.model.experts import expert_parts, find_sum
+from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.recorder import recorded_call
+from mainstem.units import Unit
+
+BATCH_ENTRIES = 32_000_000
+"""The most logits, over all positions, that one batch may have: 128 MB in float32."""
+
+Values = Mapping[Site, Float[Tensor, " d_in"]]
+ExpertNeuron = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """What is taken out of one run.
+
+    Attributes:
+        entries: for each site the entries that are set.
+        values: what they are set to, for all entries of each site; zero where a site is not named.
+        experts: experts' neurons to take out, (expert, neuron), for each write that is a sum over experts.
+        everywhere: at all positions, instead of at the destination alone.
+    """
+
+    entries: Mapping[Site, Int[Tensor, " chosen"]] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    experts: Mapping[int, tuple[ExpertNeuron, ...]] = field(default_factory=dict)
+    everywhere: bool = False
+
+
+class NeuronMap:
+    """Where each neuron of a model is read: sites and entries by address."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+        self._writes: dict[tuple[int | None, int, str], list[int]] = {}
+        for i, write in enumerate(anatomy.writes):
+            self._writes.setdefault((write.unit.layer, write.unit.nth, write.unit.place), []).append(i)
+
+    def ablation(self, units: Iterable[Unit], values: Values | None = None, everywhere: bool = False) -> Ablation:
+        """The ablation of these units.
+
+        Raises:
+            UnitError: if the model has no such unit, or it is neither a neuron nor made of neurons.
+            LevelRefusedError: if its sublayer's neurons cannot be had.
+        """
+        entries: dict[Site, list[int]] = {}
+        experts: dict[int, list[ExpertNeuron]] = {}
+        for unit in units:
+            for index, found in self._places(unit):
+                write = self.anatomy.writes[index]
+                if write.experts is not None:
+                    assert unit.expert is not None and unit.neuron is not None
+                    experts.setdefault(index, []).append((unit.expert, unit.neuron))
+                else:
+                    assert write.source is not None
+                    entries.setdefault(write.source, []).extend(found)
+        return Ablation(
+            {site: torch.tensor(sorted(set(own))) for site, own in entries.items()},
+            values or {},
+            {index: tuple(dict.fromkeys(own)) for index, own in experts.items()},
+            everywhere,
+        )
+
+    def all_but(self, kept: Ablation, values: Values | None = None) -> Ablation:
+        """The ablation of every attention and FFN neuron that `kept` leaves out (not experts' neurons)."""
+        out: dict[Site, Tensor] = {}
+        for write in self.anatomy.writes:
+            if write.source is None or write.source in out or not (write.attention or write.neurons):
+                continue
+            assert write.projection is not None
+            mask = torch.ones(write.projection.n_in, dtype=torch.bool)
+            if write.source in kept.entries:
+                mask[kept.entries[write.source]] = False
+            out[write.source] = mask.nonzero().flatten()
+        return Ablation(out, values or {}, {}, kept.everywhere)
+
+    def _places(self, unit: Unit) -> list[tuple[int, list[int]]]:
+        indices = self._writes.get((unit.layer, unit.nth, unit.place), [])
+        found = [(i, own) for i in indices if (own := _entries(self.anatomy.writes[i], unit)) is not None]
+        if found:
+            return found
+        if not indices:
+            layers = [block.layer for block in self.anatomy.blocks]
+            raise UnitError(
+                f"the model has no unit {unit}", None, f"Its layers go from {min(layers)} to {max(layers)}."
+            )
+        refusals = self.anatomy.writes[indices[0]].refusals
+        level = "attention_neurons" if unit.place == "attn" else "neurons"
+        if level in refusals:
+            raise LevelRefusedError(f"no {level.replace('_', ' ')} at {unit.sublayer}", reason=refusals[level])
+        raise UnitError(f"the model has no neuron {unit}", None, "`mainstem anatomy` says how many each sublayer has.")
+
+
+def _entries(write: Write, unit: Unit) -> list[int] | None:
+    """The entries of what a write's matrix reads that a unit is; None if it is no part of this write."""
+    whole = unit.kind == "sublayer"
+    if write.experts is not None:
+        return [] if unit.kind == "expert_neuron" and not unit.shared else None
+    if write.source is None:
+        return None
+    if write.attention is not None:
+        channels = write.attention.channels
+        if whole:
+            return channels.reshape(-1).tolist()
+        if unit.source is not None or unit.head_index is None or unit.head_index >= len(channels):
+            return None
+        own = channels[unit.head_index]
+        if unit.neuron is None:
+            return own.tolist()
+        return [int(own[unit.neuron])] if unit.neuron < len(own) else None
+    if not write.neurons or write.projection is None:
+        return None
+    width = write.projection.n_in
+    if whole:
+        return list(range(width))
+    if unit.neuron is None or (write.shared_expert, unit.shared) != (unit.expert, unit.expert is not None):
+        return None
+    place = unit.neuron - write.first_neuron
+    return [place] if 0 <= place < width else None
+
+
+class AblatedRuns:
+    """Runs of one prompt, each with some units taken out.
+
+    Args:
+        model: the module; it is left as it was.
+        anatomy: its anatomy.
+        input_ids: [1, pos] the prompt.
+        position: the destination whose logits are wanted, from 0.
+        forward: further arguments of the forward call.
+    """
+
+    def __init__(self, model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, position: int, **forward) -> None:
+        self.model, self.anatomy, self.ids, self.position, self.forward = model, anatomy, input_ids, position, forward
+        self.clean = self._run([Ablation()])[0]
+        self.mixes_rows = False
+
+    def logits(self, ablations: Sequence[Ablation]) -> Float[Tensor, "run d_vocab"]:
+        """The logits at the destination, one row for each ablation."""
+        size = max(1, BATCH_ENTRIES // (self.ids.shape[1] * self.clean.numel()) - 1)
+        out = []
+        for start in range(0, len(ablations), size):
+            chunk = list(ablations[start : start + size])
+            if not self.mixes_rows:
+                rows = self._run([Ablation(), *chunk])
+                self.mixes_rows = not _alike(rows[0], self.clean)
+                found = rows[1:]
+            if self.mixes_rows:
+                found = torch.cat([self._run([ablation]) for ablation in chunk])
+            out.append(found)
+        return torch.cat(out) if out else self.clean[:0]
+
+    @torch.no_grad()
+    def _run(self, ablations: list[Ablation]) -> Tensor:
+        batch = len(ablations)
+        with ExitStack() as stack:
+            taps = [(site, self._tap(site, ablations)) for site in _sites(ablations)]
+            for index in dict.fromkeys(i for ablation in ablations for i in ablation.experts):
+                taps.append(self._expert_tap(index, ablations, stack))
+            stack.enter_context(tapped(self.model, taps))
+            result = self.model(input_ids=self.ids.expand(batch, -1).contiguous(), **self.forward)
+        logits = result.logits if hasattr(result, "logits") else result
+        return logits[:, self.position].clone()
+
+    def _tap(self, site: Site, ablations: list[Ablation]) -> Tap:
+        batch, positions = len(ablations), self.ids.shape[1]
+
+        def tap(leaves):
+            tensor = leaves[site.slot]
+            index = _by_token(torch.arange(tensor.numel()).reshape(tensor.shape), site, batch, positions)
+            out = tensor.clone(memory_format=torch.contiguous_format)
+            flat = out.view(-1)
+            for row, ablation in enumerate(ablations):
+                entries = ablation.entries.get(site)
+                if entries is None:
+                    continue
+                place = slice(None) if ablation.everywhere else slice(self.position, self.position + 1)
+                where = index[row, place][:, entries].to(tensor.device)
+                value = ablation.values.get(site)
+                flat[where] = 0 if value is None else value[entries].to(out)
+            new = list(leaves)
+            new[site.slot] = out
+            return new
+
+        return tap
+
+    def _expert_tap(self, index: int, ablations: list[Ablation], stack: ExitStack) -> tuple[Site, Tap]:
+        write = self.anatomy.writes[index]
+        batch, positions = len(ablations), self.ids.shape[1]
+        site = write.experts
+        assert site is not None
+        change: list[Tensor] = []
+
+        def done(recording, frame, site: ExpertSite = site) -> None:
+            parts = expert_parts(find_sum(recording, frame, site))
+            total = torch.zeros_like(parts.constant, dtype=torch.float64)
+            for row, ablation in enumerate(ablations):
+                for expert, neuron in ablation.experts.get(index, ()):
+                    own = range(positions) if ablation.everywhere else [self.position]
+                    tokens = torch.tensor([row * positions + place for place in own], device=total.device)
+                    total[tokens] += _expert_written(parts, tokens, expert, neuron)
+            change.append(total)
+
+        def tap(leaves):
+            tensor = leaves[write.site.slot]
+            places = torch.arange(tensor.numel()).reshape(tensor.shape)
+            order = _by_token(places, write.site, batch, positions).reshape(-1).to(tensor.device)
+            out = tensor.clone(memory_format=torch.contiguous_format)
+            out.view(-1)[order] -= change.pop().reshape(-1).to(out)
+            new = list(leaves)
+            new[write.site.slot] = out
+            return new
+
+        stack.enter_context(recorded_call(self.model, site.path, site.call, done))
+        return write.site, tap
+
+
+def _sites(ablations: Sequence[Ablation]) -> list[Site]:
+    return list(dict.fromkeys(site for ablation in ablations for site in ablation.entries))
+
+
+def _by_token(tensor: Tensor, site: Site, batch: int, positions: int) -> Tensor:
+    """[batch, pos, rest] of what is at a site."""
+    if site.positions_first and tensor.shape[:2] == (positions, batch):
+        tensor = tensor.transpose(0, 1)
+    return tensor.reshape(batch, positions, -1)
+
+
+def _expert_written(parts, tokens: Tensor, expert: int, neuron: int) -> Tensor:
+    """[token, d_model] float64: what one neuron of one expert writes at chosen tokens."""
+    total = torch.zeros(len(tokens), parts.constant.shape[-1], dtype=torch.float64, device=tokens.device)
+    for rows in parts.rows:
+        for row in torch.nonzero(rows.expert == expert).flatten().tolist():
+            weight = rows.weight[tokens, row].double()
+            if weight.any():
+                column = rows.of(row)[:, neuron].double()
+                total += weight[:, None] * rows.hidden[row, neuron].double() * column
+    return total
+
+
+def _alike(row: Tensor, alone: Tensor) -> bool:
+    """To rounding: a batch may be computed by other kernels than a single row."""
+    slack = 1024 * torch.finfo(row.dtype).eps * float(alone.double().norm())
+    return float((row.double() - alone.double()).norm()) <= slack

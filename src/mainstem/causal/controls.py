@@ -1,0 +1,149 @@
+"""What a set of units is compared with: as many others, drawn at random or named by another token.
+
+Random from anywhere, random of the same layers, and of the same layers with nearly the same norm; and the top units for
+tokens that the prompt is not about, for tokens of the target's own kind, for the runner-up. All of the same kinds and
+numbers as the set itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from mainstem.analysis.parts import Group
+from mainstem.model.anatomy import Readout
+from mainstem.units import Unit
+
+NEAREST = 20
+LIKELIEST = 300
+UNLIKELY = 1000
+CHUNK = 4096
+
+Place = tuple[Group, int]
+"""One unit: its group of parts and its place there."""
+
+
+class Pool:
+    """All units of some kinds that a run has, to draw from.
+
+    Args:
+        groups: the groups of parts that hold them.
+        generator: of every draw.
+    """
+
+    def __init__(self, groups: Sequence[Group], generator: torch.Generator) -> None:
+        self.generator = generator
+        self.by_kind: dict[str, list[Group]] = defaultdict(list)
+        self.by_layer: dict[tuple[str, int | None], list[Group]] = defaultdict(list)
+        for group in groups:
+            self.by_kind[group.kind].append(group)
+            self.by_layer[_layer(group)].append(group)
+        self._norms: dict[int, Tensor] = {}
+
+    def anywhere(self, like: Sequence[Place]) -> list[Unit]:
+        """As many units of each kind, from anywhere but the set itself."""
+        return self._draw(like, lambda place: self.by_kind[place[0].kind])
+
+    def same_layers(self, like: Sequence[Place]) -> list[Unit]:
+        """As many units of each kind in each layer."""
+        return self._draw(like, lambda place: self.by_layer[_layer(place[0])])
+
+    def norm_matched(self, like: Sequence[Place]) -> list[Unit]:
+        """For each unit one of its kind and layer, drawn from those whose writes have the nearest norms."""
+        taken = {group.units[index] for group, index in like}
+        drawn: list[Unit] = []
+        for group, index in like:
+            own = float(self.norms(group)[index])
+            candidates: list[tuple[float, Unit]] = []
+            for other in self.by_layer[_layer(group)]:
+                distance = (self.norms(other).clamp_min(1e-30).log() - torch.tensor(max(own, 1e-30)).log()).abs()
+                nearest = distance.topk(min(len(other), NEAREST + len(taken)), largest=False)
+                candidates += [
+                    (value, other.units[i])
+                    for value, i in zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True)
+                ]
+            free = [unit for _, unit in sorted(candidates, key=lambda c: c[0]) if unit not in taken][:NEAREST]
+            if free:
+                drawn.append(free[self._random(len(free))])
+                taken.add(drawn[-1])
+        return drawn
+
+    def norms(self, group: Group) -> Tensor:
+        """The norms of what a group's units write, [part]."""
+        if id(group) not in self._norms:
+            places = torch.arange(len(group), device=group.coefficients.device)
+            found = [group.raw(chunk).norm(dim=-1).float() for chunk in places.split(CHUNK)]
+            self._norms[id(group)] = torch.cat(found) if found else torch.zeros(0)
+        return self._norms[id(group)]
+
+    def norm_of(self, units: Sequence[Unit]) -> float:
+        """The sum of the norms of what units write, those that the run has."""
+        total = 0.0
+        for unit in units:
+            for group in self.by_kind[unit.kind]:
+                if group.sublayer == unit.sublayer:
+                    total += sum(float(self.norms(group)[i]) for i in group.places(unit))
+        return total
+
+    def _draw(self, like: Sequence[Place], choices: Callable[[Place], list[Group]]) -> list[Unit]:
+        taken = {group.units[index] for group, index in like}
+        drawn: list[Unit] = []
+        for place in like:
+            groups = choices(place)
+            sizes = [len(group) for group in groups]
+            if len(taken) >= sum(sizes) + len(like):
+                continue
+            for _ in range(100):
+                number = self._random(sum(sizes))
+                which = 0
+                while number >= sizes[which]:
+                    number -= sizes[which]
+                    which += 1
+                unit = groups[which].units[number]
+                if unit not in taken:
+                    taken.add(unit)
+                    drawn.append(unit)
+                    break
+        return drawn
+
+    def _random(self, size: int) -> int:
+        return int(torch.randint(size, (1,), generator=self.generator))
+
+
+def _layer(group: Group) -> tuple[str, int | None]:
+    return group.kind, group.units[0].layer
+
+
+def same_type(
+    readout: Readout, logits: Tensor, target: Sequence[int], count: int, text: Callable[[int], str]
+) -> list[int]:
+    """Tokens of the target's kind: among the likeliest the nearest in the unembedding, other spellings left out.
+
+    Args:
+        readout: of the model.
+        logits: [d_vocab] the prediction.
+        target: the target's ids.
+        count: how many.
+        text: a token's text.
+    """
+    likeliest = logits.topk(min(LIKELIEST, len(logits))).indices
+    rows = readout.unembedding[likeliest].float()
+    own = readout.unembedding[list(target)].float().mean(0, keepdim=True)
+    order = torch.nn.functional.cosine_similarity(rows, own).argsort(descending=True)
+    words = {text(token).strip().lower() for token in target}
+    return [t for t in likeliest[order].tolist() if t not in target and not _spelled_like(text(t), words)][:count]
+
+
+def _spelled_like(text: str, words: set[str]) -> bool:
+    """Whether one is the beginning of the other: another spelling, or a piece of it."""
+    own = text.strip().lower()
+    return not own or any(own.startswith(word[:4]) or word.startswith(own) for word in words if word)
+
+
+def unrelated(logits: Tensor, target: Sequence[int], count: int, generator: torch.Generator) -> list[int]:
+    """Random tokens that the prediction does not consider: none of the thousand likeliest where there are more."""
+    order = logits.argsort(descending=True)
+    far = order[UNLIKELY:] if len(order) > 2 * UNLIKELY else order[len(order) // 2 :]
+    chosen = far[torch.randperm(len(far), generator=generator).to(far.device)]
+    return [token for token in chosen.tolist() if token not in target][:count]

@@ -1,0 +1,261 @@
+"""Whether the units that a score names hold the prediction: they are taken out, beside controls that may do as much.
+
+That a prediction falls when units are zeroed shows that they matter; to show that they hold this very prediction they
+must matter more than others. `causal`: taking them out lowers the target's log-probability by more than any draw of
+random units of the same layers, of norm-matched ones, and of random ones from anywhere. `causal and specific`: by more
+than the top units for unrelated tokens, for rivals of the target's own kind, and for the runner-up as well. Anything
+else is `not causal`. The verdict is that of zeroing; mean and resampled replacement stand beside it, and a
+disagreement is said.
+
+Sufficiency: all other attention and FFN neurons at the destination are set to their means, and these are kept.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mainstem.analysis.parts import Group
+from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
+from mainstem.causal.controls import Place, Pool
+from mainstem.causal.reference import Reference
+from mainstem.units import Unit
+
+Method = Literal["zero", "mean", "resample"]
+Verdict = Literal["not causal", "causal", "causal and specific"]
+RANDOM = ("random anywhere", "random, same layers", "norm-matched, same layers")
+NAMED = ("top of unrelated tokens", "top of rivals of its kind", "top of the runner-up")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The target in one run, or its mean over several; `reciprocal_rank` averages to the MRR."""
+
+    probability: float
+    log_probability: float
+    rank: float
+    reciprocal_rank: float
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """One set taken out by one method."""
+
+    name: str
+    method: Method
+    units: int
+    draws: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Control:
+    """The target's probability over the draws of one control, all zeroed.
+
+    Attributes:
+        name: which control.
+        draws: how many sets.
+        mean, min, max: of the probability.
+        largest_drop: the most that a draw lowered the log-probability, in nats.
+        norm: the sum of the norms of a draw's writes over that of the top units', on average.
+        beaten: whether the top units lowered the log-probability by more than every draw.
+    """
+
+    name: str
+    draws: int
+    mean: float
+    min: float
+    max: float
+    largest_drop: float
+    norm: float
+    beaten: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The causal verdict on a ranking.
+
+    Attributes:
+        ablated: addresses of the top units of each kind, and the probability without them.
+        before: the target in the unchanged run.
+        everywhere: taken out at all positions instead of at the destination alone.
+        rows: FFN neurons alone, attention neurons alone, both; by each method.
+        kept: all other neurons at their means: all but the top units, all but as many random ones of the same layers.
+        controls: what taking out as many other units does.
+        elsewhere: what taking out the top units does to the predictions of other prompts.
+        verdict: of the three.
+        notes: what to know about it.
+    """
+
+    ablated: dict
+    before: Outcome
+    everywhere: bool
+    rows: list[AblationRow]
+    kept: list[AblationRow]
+    controls: list[Control]
+    verdict: Verdict
+    elsewhere: list[dict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is to be verified.
+
+    Attributes:
+        runs: makes runs with units taken out.
+        neurons: where neurons are.
+        groups: the parts that hold all candidates of the run.
+        ids: the target's tokens.
+        top: the units for a target's ids, by the score that is verified: (group, place) of each.
+        others: for each control that another token names, the tokens.
+        reference: values on a reference text, or None.
+        draws: how many of each random control.
+        everywhere: take out at all positions.
+        seed: of the draws.
+    """
+
+    runs: AblatedRuns
+    neurons: NeuronMap
+    groups: Sequence[Group]
+    ids: Sequence[int]
+    top: Callable[[Sequence[int]], list[Place]]
+    others: dict[str, list[int]]
+    reference: Reference | None
+    draws: int
+    everywhere: bool
+    seed: int
+
+
+def verify(question: Question) -> Verification:
+    """Takes the top units out, and the controls, and says what that shows."""
+    generator = torch.Generator().manual_seed(question.seed)
+    pool = Pool(question.groups, generator)
+    chosen = question.top(question.ids)
+    units = _units(chosen)
+    before = outcome(question.runs.clean[None], question.ids)
+    rows = _methods(question, units, generator)
+    zeroed = next(row.outcome for row in rows if row.name == "both" and row.method == "zero")
+    drop = before.log_probability - zeroed.log_probability
+    controls = _controls(question, pool, chosen, before, drop)
+    verdict = judge(drop, controls)
+    return Verification(
+        ablated={"units": [str(unit) for unit in units], **zeroed.__dict__},
+        before=before,
+        everywhere=question.everywhere,
+        rows=rows,
+        kept=_kept(question, pool, chosen),
+        controls=controls,
+        verdict=verdict,
+        notes=_notes(question, rows, before, verdict),
+    )
+
+
+def judge(drop: float, controls: Sequence[Control]) -> Verdict:
+    """The verdict from the drop in log-probability and from what the controls did."""
+    beaten = {control.name: control.beaten for control in controls}
+    if not drop > 0 or not all(beaten.get(name, False) for name in RANDOM):
+        return "not causal"
+    named = [beaten[name] for name in NAMED if name in beaten]
+    return "causal and specific" if named and all(named) else "causal"
+
+
+def outcome(logits: Tensor, ids: Sequence[int]) -> Outcome:
+    """The target's probability, log-probability, rank and reciprocal rank, averaged over runs [run, d_vocab]."""
+    log_p = logits.double().log_softmax(-1)
+    own = log_p[:, list(ids)].logsumexp(-1)
+    best = log_p[:, list(ids)].amax(-1, keepdim=True)
+    rank = ((log_p > best).sum(-1) + 1).double()
+    return Outcome(float(own.exp().mean()), float(own.mean()), float(rank.mean()), float((1 / rank).mean()))
+
+
+def _units(places: Sequence[Place]) -> list[Unit]:
+    return [group.units[index] for group, index in places]
+
+
+def _methods(question: Question, units: Sequence[Unit], generator: torch.Generator) -> list[AblationRow]:
+    attention = [unit for unit in units if unit.kind == "attention_neuron"]
+    ffn = [unit for unit in units if unit.kind != "attention_neuron"]
+    sets = {"FFN neurons": ffn, "attention neurons": attention, "both": list(units)}
+    rows = []
+    for method in ("zero", "mean", "resample"):
+        values = _replacements(question, method, generator)
+        for name, own in sets.items():
+            if own and values:
+                made = [question.neurons.ablation(own, value, question.everywhere) for value in values]
+                found = outcome(question.runs.logits(made), question.ids)
+                rows.append(AblationRow(name, method, len(own), len(values), found))
+    return rows
+
+
+def _replacements(question: Question, method: str, generator: torch.Generator) -> list[dict]:
+    if method == "zero":
+        return [{}]
+    if question.reference is None or not len(question.reference):
+        return []
+    if method == "mean":
+        return [question.reference.mean()]
+    chosen = torch.randint(len(question.reference), (question.draws,), generator=generator)
+    return [question.reference.at(place) for place in chosen.tolist()]
+
+
+def _controls(question: Question, pool: Pool, chosen: list[Place], before: Outcome, drop: float) -> list[Control]:
+    sets: dict[str, list[list[Unit]]] = {
+        name: [draw(chosen) for _ in range(question.draws)]
+        for name, draw in zip(RANDOM, (pool.anywhere, pool.same_layers, pool.norm_matched), strict=True)
+    }
+    for name, tokens in question.others.items():
+        sets[name] = [_units(question.top([token])) for token in tokens]
+    own = pool.norm_of(_units(chosen)) or 1.0
+    out = []
+    for name, draws in sets.items():
+        if not draws:
+            continue
+        logits = question.runs.logits([question.neurons.ablation(d, None, question.everywhere) for d in draws])
+        each = [outcome(row[None], question.ids) for row in logits]
+        p = [found.probability for found in each]
+        largest = max(before.log_probability - found.log_probability for found in each)
+        norm = sum(pool.norm_of(draw) for draw in draws) / len(draws) / own
+        out.append(Control(name, len(draws), sum(p) / len(p), min(p), max(p), largest, norm, drop > largest))
+    return out
+
+
+def _kept(question: Question, pool: Pool, chosen: list[Place]) -> list[AblationRow]:
+    """Sufficiency: only these neurons keep their values, all others are set to their means."""
+    values = question.reference.mean() if question.reference is not None and len(question.reference) else None
+    if values is None:
+        return []
+    sets = {
+        "all but the top units": [_units(chosen)],
+        "all but random ones": [pool.same_layers(chosen) for _ in range(question.draws)],
+        "all": [[]],
+    }
+    rows = []
+    for name, draws in sets.items():
+        kept = [question.neurons.ablation(draw, None, question.everywhere) for draw in draws]
+        runs: list[Ablation] = [question.neurons.all_but(one, values) for one in kept]
+        found = outcome(question.runs.logits(runs), question.ids)
+        rows.append(AblationRow(name, "mean", len(draws[0]), len(draws), found))
+    return rows
+
+
+def _notes(question: Question, rows: Sequence[AblationRow], before: Outcome, verdict: str) -> list[str]:
+    notes = []
+    drops = {row.method: before.log_probability - row.outcome.log_probability for row in rows if row.name == "both"}
+    gentle = {method: drop for method, drop in drops.items() if method != "zero" and drop < 0.5 * drops["zero"]}
+    if verdict != "not causal" and gentle:
+        shown = ", ".join(f"{method} {drop:.2f}" for method, drop in gentle.items())
+        notes.append(
+            f"zeroing takes {drops['zero']:.2f} nats, but replacement less than half of that ({shown}): part of the "
+            "effect may come from values that the model never sees"
+        )
+    if question.reference is None:
+        notes.append("no reference text could be read, so that units were zeroed only")
+    if any(group.kind == "expert_neuron" for group in question.groups):
+        notes.append("experts' neurons are taken out under every method, not replaced")
+    if math.exp(before.log_probability) < 1e-3:
+        notes.append("the target is unlikely to begin with, so that little can be taken from it")
+    return notes

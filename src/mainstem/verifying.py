@@ -1,0 +1,183 @@
+"""Putting a causal verdict together: which units a score names, for the target and for the tokens of the controls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from mainstem.analysis.parts import Group
+from mainstem.analysis.ranking import KIND_LEVELS, rank
+from mainstem.analysis.readout import NormConvention, check_norm
+from mainstem.causal.ablation import AblatedRuns, NeuronMap
+from mainstem.causal.controls import Place, same_type, unrelated
+from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
+from mainstem.causal.verdict import NAMED, Question, Verification, outcome, verify
+from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
+from mainstem.run.inputs import base_arguments
+from mainstem.targets import Target
+
+if TYPE_CHECKING:
+    from mainstem.session import Model, Trace
+
+COUNTS = {"ffn": 25, "attention": 75}
+"""How many neurons of each kind are taken out by default: 0.16 % of the default model's."""
+
+KINDS = {"ffn": ("ffn_neuron", "expert_neuron"), "attention": ("attention_neuron",)}
+ELSEWHERE = (
+    "The opposite of hot is",
+    "The month that comes after June is",
+    "In Brazil most people speak",
+    "Two plus two is equal to",
+    "On a clear day the colour of the sky is",
+)
+"""Prompts on which the same units are taken out, to see what else depends on them."""
+
+
+def verify_trace(
+    trace: "Trace",
+    target: Target,
+    counts: Mapping[str, int] | None = None,
+    score: str = "increase",
+    norm: NormConvention = "frozen",
+    position: int = -1,
+    everywhere: bool = False,
+    draws: int = 10,
+    row: int = 0,
+) -> Verification:
+    """Takes the units that a score names out of the run, beside controls, and says whether they hold the prediction.
+
+    Args:
+        trace: the run.
+        target: the tokens; rivals make the rankings contrasts, and are the tokens "of its kind".
+        counts: how many `ffn` neurons (experts' included) and `attention` neurons.
+        score: what ranks them.
+        norm: `frozen` or `recompute`.
+        position: the destination, negative from the end.
+        everywhere: take them out at all positions, not at the destination alone.
+        draws: how many of each control.
+        row: which prompt of a batch.
+
+    Raises:
+        UsageError: for a padded batch, a count below 0, or nothing to take out.
+        LevelRefusedError: if neurons cannot be had.
+    """
+    counts = dict(COUNTS if counts is None else counts)
+    check_norm(norm)
+    _check(trace, counts, target)
+    model = trace.model
+    place = trace.inputs.place(position, row)
+    ids = trace.inputs.ids[row : row + 1, trace.inputs.padding[row] :]
+    forward = base_arguments(model.module)
+    runs = AblatedRuns(model.module, model.anatomy, ids, place, **forward)
+    ranker = _Ranker(trace, target, counts, score, norm, position, row)
+    generator = torch.Generator().manual_seed(model.seed)
+    question = Question(
+        runs=runs,
+        neurons=NeuronMap(model.anatomy),
+        groups=ranker.groups(),
+        ids=target.ids,
+        top=ranker.top,
+        others=_others(model, runs.clean, target, draws, generator),
+        reference=_reference(model),
+        draws=draws,
+        everywhere=everywhere,
+        seed=model.seed,
+    )
+    made = verify(question)
+    return replace(made, elsewhere=_elsewhere(trace, question, ranker.top(target.ids)))
+
+
+def _check(trace: "Trace", counts: Mapping[str, int], target: Target) -> None:
+    for kind, count in counts.items():
+        if kind not in KINDS:
+            raise ChoiceError("kind to ablate", kind, tuple(KINDS))
+        if count < 0:
+            raise UsageError(f"{count} units cannot be taken out", f"--ablate {kind}={count}", "Give 0 or more.")
+    if not any(counts.values()):
+        raise UsageError("There is nothing to take out", "--ablate", "Give ffn=25, attention=75, or one of them.")
+    if not target.ids:
+        raise UsageError("A causal verdict needs a target of tokens", target.text, "Name a token or a set of tokens.")
+
+
+class _Ranker:
+    """The top units for any token under one score."""
+
+    def __init__(
+        self, trace: "Trace", target: Target, counts: Mapping[str, int], score: str, norm, position: int, row: int
+    ) -> None:
+        self.target, self.score, self.norm = target, score, norm
+        self.counts = {kind: count for kind, count in counts.items() if count}
+        levels = {KIND_LEVELS[kind] for name in self.counts for kind in KINDS[name]}
+        self.decompositions = {level: trace.decompose(level, position, row) for level in sorted(levels)}  # type: ignore[arg-type]
+        for name in list(self.counts):
+            if not any(group.kind in KINDS[name] for group in self.groups()):
+                del self.counts[name]
+        if not self.counts:
+            raise LevelRefusedError("No neurons that can be taken out", reason="the model has none of these kinds")
+
+    def groups(self) -> list[Group]:
+        """The groups of parts that hold the candidates."""
+        kinds = {kind for name in self.counts for kind in KINDS[name]}
+        made = self.decompositions.values()
+        return [group for decomposition in made for group in decomposition.groups if group.kind in kinds]
+
+    def top(self, ids: Sequence[int]) -> list[Place]:
+        """The top units for these tokens, kind by kind."""
+        found: list[Place] = []
+        wanted = self._target(tuple(ids))
+        for name, count in self.counts.items():
+            level = KIND_LEVELS[KINDS[name][0]]
+            own = {level: self.decompositions[level]}
+            values = rank(own, wanted, self.score, self.norm, set(KINDS[name]), False, False, count).values
+            found += [(value.group, value.index) for value in values]
+        return found
+
+    def _target(self, ids: tuple[int, ...]) -> Target:
+        """The target itself, or another token against the same rivals."""
+        if ids == self.target.ids:
+            return self.target
+        rivals = [token for token in (*self.target.against, *self.target.ids) if token not in ids]
+        return Target(ids=ids, against=tuple(rivals) if self.target.against else ())
+
+
+def _others(model: "Model", logits: torch.Tensor, target: Target, draws: int, generator) -> dict[str, list[int]]:
+    runner = next(token for token in logits.argsort(descending=True).tolist() if token not in target.ids)
+    kind = list(target.against) or same_type(model.anatomy.readout, logits, target.ids, draws, model.token)
+    return dict(zip(NAMED, (unrelated(logits, target.ids, draws, generator), kind[:draws], [runner]), strict=True))
+
+
+def _reference(model: "Model") -> Reference | None:
+    """What neurons do on the text that comes with the package; None without a tokenizer."""
+    if model.tokenizer is None:
+        return None
+    ids = model.encode(reference_text())[:LONGEST]
+    device = next(model.module.parameters()).device
+    return observe(model.module, model.anatomy, torch.tensor([ids], device=device), **base_arguments(model.module))
+
+
+def _elsewhere(trace: "Trace", question: Question, chosen: Sequence[Place]) -> list[dict]:
+    """What the same units do for the predictions of other prompts, at their last positions."""
+    model = trace.model
+    if model.tokenizer is None:
+        return []
+    units = [group.units[index] for group, index in chosen]
+    own = trace.text
+    rows = []
+    for prompt in ELSEWHERE:
+        if prompt == own:
+            continue
+        ids = torch.tensor([model.encode(prompt)], device=question.runs.ids.device)
+        runs = AblatedRuns(model.module, model.anatomy, ids, ids.shape[1] - 1, **base_arguments(model.module))
+        best = int(runs.clean.argmax())
+        before = outcome(runs.clean[None], [best])
+        after = outcome(runs.logits([question.neurons.ablation(units, None, question.everywhere)]), [best])
+        rows.append(
+            {
+                "prompt": prompt,
+                "token": model.token(best),
+                "probability": before.probability,
+                "ablated_probability": after.probability,
+            }
+        )
+    return rows
