@@ -83,3 +83,19 @@ def test_a_run_that_turns_to_nan_names_the_layer() -> None:
     with pytest.raises(NotFiniteError, match=r"L1\.mlp"):
         model.trace(ids_of())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.module.modules())
+
+
+def test_tokens_are_named_by_id_where_there_is_no_tokenizer() -> None:
+    model = opened("llama")
+    assert model.tokenizer is None
+    assert model.target("id:7") == Target(ids=(7,), text="id:7")
+    made = model.target(["id:7", "id:8", "id:7"], against=["id:9", "id:3"])
+    assert (made.ids, made.against, made.kind) == ((7, 8), (9, 3), "contrast")
+    assert (made.text, made.against_texts) == ("id:7 | id:8", ("id:9", "id:3"))
+    assert model.explain(ids_of(), target="id:7", against="id:9", top=1).against[0].token == "id:9"
+    for text, against in ((" Paris", ()), ("id:7", "London"), (["id:7", "x"], ())):
+        with pytest.raises(TokenError, match="without a tokenizer.*id:7042"):
+            model.target(text, against)
+    for wrong, words in (("id:200", "0 to 199"), ("id:x", "whole number"), ("", "empty")):
+        with pytest.raises(TokenError, match=words):
+            model.target(wrong)

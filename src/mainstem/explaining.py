@@ -21,7 +21,7 @@ from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.analysis.recomputed import direct_recomputed
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
-from mainstem.targets import Target, parse_token
+from mainstem.targets import Target
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
@@ -124,23 +124,9 @@ def _decompositions(trace: "Trace", kinds: Sequence[str], position: int, row: in
 def _target(trace: "Trace", target, against, position: int, row: int) -> Target:
     if isinstance(target, Target):
         return target
-    rivals = [against] if isinstance(against, str) else list(against)
     if target is None:
-        best = int(trace.logits(position, row).argmax())
-        target = f"id:{best}"
-    if trace.model.tokenizer is None:
-        return _target_from_ids(trace, [target] if isinstance(target, str) else list(target), rivals)
-    return trace.model.target(target, rivals)
-
-
-def _target_from_ids(trace: "Trace", texts: list[str], rivals: list[str]) -> Target:
-    def ids(names: list[str]) -> tuple[int, ...]:
-        if not all(name.startswith("id:") for name in names):
-            raise UsageError("this model came without a tokenizer", None, "Name tokens by id, as in id:7042.")
-        size = trace.model.anatomy.sizes.d_vocab
-        return tuple(dict.fromkeys(parse_token(name, None, size) for name in names))  # type: ignore[arg-type]
-
-    return Target(ids=ids(texts), against=ids(rivals), text=" ".join(texts), against_texts=tuple(rivals))
+        target = f"id:{int(trace.logits(position, row).argmax())}"
+    return trace.model.target(target, against)
 
 
 def _certificate(trace: "Trace", main: Decomposition, reads: Check, target: Target, row: int) -> Certificate:

@@ -104,8 +104,8 @@ class Model:
         return list(ids["input_ids"])
 
     def token(self, token: int) -> str:
-        """A token as text."""
-        return f"id:{token}" if self.tokenizer is None else token_text(self.tokenizer, token)
+        """A token as text; `id:7042` if the model came without a tokenizer."""
+        return token_text(self.tokenizer, token)
 
     def trace(self, prompt: Prompt | Sequence[str], positions: Sequence[int] = (-1,), chat: bool = False) -> "Trace":
         """Runs the model on a prompt (text or token ids), or on several texts as one left-padded batch.
@@ -136,10 +136,11 @@ class Model:
         return self.anatomy.sizes.d_vocab if weight is None else int(weight.shape[0])
 
     def target(self, text: str | Sequence[str], against: str | Sequence[str] = ()) -> Target:
-        """A target from literal text or `id:7042`, with its rivals.
+        """A target from literal text or `id:7042`, several for a set, with its rivals.
 
         Raises:
-            TokenError, TargetError: if a text is not one token, or a token is its own rival.
+            TokenError, TargetError: if a text is not one token or there is no tokenizer for it, an id is outside the
+                vocabulary, or a token is its own rival.
         """
         return parse_target(text, self.tokenizer, self.anatomy.sizes.d_vocab, against)
 
