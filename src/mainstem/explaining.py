@@ -107,10 +107,10 @@ def _check(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
         if kind not in KIND_LEVELS:
             raise ChoiceError("kind", kind, tuple(KIND_LEVELS))
     if not kinds or top < 1:
-        raise UsageError("nothing to list", None, "Name at least one kind, and --top of at least 1.")
+        raise UsageError("Nothing to list", None, "Name at least one kind, and --top of at least 1.")
     if norm == "recompute" and score == "additive":
         raise UsageError(
-            f"the score {score!r} is defined under the frozen norm only",
+            f"The score {score!r} is defined under the frozen norm only",
             "--norm recompute",
             "Use --norm frozen, or another score.",
         )

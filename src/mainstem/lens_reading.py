@@ -44,7 +44,7 @@ def read_lens(
     """
     check_norm(norm)
     if top < 1:
-        raise UsageError("nothing to list", None, "Give --top of at least 1.")
+        raise UsageError("Nothing to list", None, "Give --top of at least 1.")
     model = trace.model
     sublayers = trace.decompose("sublayers", position, row)
     states = lens(sublayers, norm)

@@ -94,11 +94,11 @@ class Model:
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]
         if self.tokenizer is None:
-            raise PromptError("this model came without a tokenizer", None, "Give token ids instead of text.")
+            raise PromptError("This model came without a tokenizer", None, "Give token ids instead of text.")
         if not chat:
             return list(self.tokenizer(prompt)["input_ids"])
         if not getattr(self.tokenizer, "chat_template", None):
-            raise PromptError("this model has no chat template", None, "Leave out --chat.")
+            raise PromptError("This model has no chat template", None, "Leave out --chat.")
         messages = [{"role": "user", "content": prompt}]
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return list(ids["input_ids"])

@@ -59,7 +59,7 @@ class SumCertificate:
         """Raises CertificateError naming the first layer and part that fail."""
         if not self.holds:
             raise CertificateError(
-                "the parts do not add up to what the model computed",
+                "The parts do not add up to what the model computed",
                 self.failed,
                 relative_error=self.relative_error,
                 tolerance=self.tolerance,
@@ -114,7 +114,7 @@ def decompose(moment: Moment, level: Level = "sublayers") -> Decomposition:
     refused = {} if level == "units" else anatomy.refusals(level)
     if refused:
         unit, reason = next(iter(refused.items()))
-        raise LevelRefusedError(f"no {level.replace('_', ' ')} at {unit}", reason=reason)
+        raise LevelRefusedError(f"No {level.replace('_', ' ')} at {unit}", reason=reason)
     run = evaluate(anatomy.graph, moment.writes, moment.gates)
     maps = maps_to_root(anatomy.graph, run, moment.gates)
     groups: list[Group] = []

@@ -90,9 +90,8 @@ def attempt(work: Callable[[], None]) -> int:
 
 def complain(message: str, status: int = 1) -> int:
     """Prints one message on standard error."""
-    text = message[:1].upper() + message[1:] if status != INTERRUPTED else message
     red, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
-    print(f"{red}mainstem:{plain} {text}", file=sys.stderr, flush=True)
+    print(f"{red}mainstem:{plain} {message}", file=sys.stderr, flush=True)
     return status
 
 

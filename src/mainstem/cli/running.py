@@ -62,7 +62,7 @@ class Run:
         """
         text = _standard_input() if given == STDIN else given
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise PromptError("the prompt is not valid UTF-8", None, "Give it in UTF-8, or as token ids with --ids.")
+            raise PromptError("The prompt is not valid UTF-8", None, "Give it in UTF-8, or as token ids with --ids.")
         if not self.common.ids:
             return text
         if self.common.chat:
@@ -114,7 +114,7 @@ def _standard_input() -> str:
         text = sys.stdin.read() if stream is None else stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise PromptError(
-            "standard input is not UTF-8", f"byte {error.start}", "Convert it first, or give token ids with --ids."
+            "Standard input is not UTF-8", f"byte {error.start}", "Convert it first, or give token ids with --ids."
         ) from error
     return text.removesuffix("\n").removesuffix("\r")
 

@@ -7,10 +7,9 @@ the sublayer reads at one position and looking at the others.
 
 from dataclasses import dataclass, field, replace
 
-from mainstem.errors import LevelRefusedError
 from mainstem.model.addresses import Draft, addresses, blocks_in_order
 from mainstem.model.anatomy import AttentionCore, Projection, Write
-from mainstem.model.attention import attention_core, is_joint, joint_core
+from mainstem.model.attention import UnsplittableError, attention_core, is_joint, joint_core
 from mainstem.model.dependence import by_position_alone, stream_inputs
 from mainstem.model.experts import expert_sum
 from mainstem.model.paths import Path, is_attention, projection, trace_back
@@ -109,8 +108,8 @@ def _with_attention(base: Write, draft: Draft, finder: SiteFinder, positions: in
     if key not in cores:
         try:
             cores[key] = attention_core(draft.path, finder, positions)
-        except LevelRefusedError as error:
-            cores[key] = error.what
+        except UnsplittableError as error:
+            cores[key] = str(error)
     core = cores[key]
     if isinstance(core, str):
         return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, core))
@@ -120,8 +119,8 @@ def _with_attention(base: Write, draft: Draft, finder: SiteFinder, positions: in
 def _with_joint(base: Write, draft: Draft, positions: int) -> Write:
     try:
         core, matrix = joint_core(draft.path, positions)
-    except LevelRefusedError as error:
-        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, error.what))
+    except UnsplittableError as error:
+        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, str(error)))
     return replace(base, projection=Projection((matrix,)), attention=core)
 
 
