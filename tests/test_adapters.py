@@ -9,7 +9,9 @@ import zoo
 from accounts import account, moment_of
 from torch import nn
 
+import mainstem
 from mainstem.analysis.decompose import decompose
+from mainstem.describing import describe_anatomy
 from mainstem.model.discovery import discover
 
 pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs
@@ -113,3 +115,8 @@ def test_a_merged_adapter_is_in_the_matrix() -> None:
     assert len(whole.writes) < len(anatomy.writes)
     together = decompose(moment_of(merged, whole, ids, use_cache=False), "sublayers")
     torch.testing.assert_close(apart.total(), together.total(), rtol=1e-4, atol=1e-5)
+
+
+def test_neurons_of_an_adapted_matrix_are_counted_once() -> None:
+    rows = {row.level: row.units for row in describe_anatomy(mainstem.open(adapted("llama"))).levels}
+    assert rows["neurons"] == 3 * 96

@@ -79,7 +79,7 @@ def _write(draft: Draft, unit: Unit, finder: SiteFinder, positions: int, cores: 
         experts = draft.experts
         if experts.reason is not None:
             return replace(base, refusals={"neurons": experts.reason})
-        return replace(base, experts=experts.site)
+        return replace(base, experts=experts.site, n_experts=experts.n_experts, expert_width=experts.width)
     if draft.kind == "attn" and draft.path.core is None:
         return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, _not_one_attention(draft.cores)))
     if draft.kind == "attn" and draft.path.core is not None and is_joint(draft.path.core):
