@@ -63,7 +63,7 @@ def explain(
     Raises:
         UsageError and its kinds: if an argument is wrong; LevelRefusedError, CertificateError as in `Trace.decompose`.
     """
-    _check(score, norm, kinds, top)
+    check_options(score, norm, kinds, top)
     decompositions = _decompositions(trace, kinds, position, row)
     main = decompositions["units"]
     wanted = _target(trace, target, against, position, row)
@@ -99,7 +99,12 @@ def explain(
     )
 
 
-def _check(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
+def check_options(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
+    """Refuses options of `explain` that are wrong whatever the model.
+
+    Raises:
+        ChoiceError, UsageError: an unknown word, nothing to list, or a score that the norm does not have.
+    """
     if score not in RANKINGS:
         raise ChoiceError("score", score, RANKINGS)
     check_norm(norm)

@@ -141,7 +141,14 @@ def explain(
     for kind in chosen:
         o.choice("kind", kind, o.KINDS)
     given = run.prompt(prompt)
-    model = run.open()
+
+    def check(model) -> None:
+        from mainstem.explaining import check_options
+
+        check_options(score, norm, chosen, top)
+        model.check(given, (position,), run.common.chat, target or (), against or ())
+
+    model = run.open(check)
     with run.step("Explaining ..."):
         return model.explain(
             given, chat=run.common.chat, target=target or None, against=against or (), position=position, score=score,
@@ -159,13 +166,14 @@ def anatomy(
 ):
     """Print the structure that was discovered."""
     given = run.prompt(prompt) if prompt is not None else None
-    model = run.open()
+    chat = run.common.chat
+    model = run.open(lambda model: None if given is None else model.check(given, chat=chat))
     if given is None and shapes:
         given = DEFAULT_PROMPT if model.tokenizer is not None else list(range(5))
     with run.step("Describing ..."):
         from mainstem.describing import describe_anatomy
 
-        return describe_anatomy(model, given, chat=run.common.chat)
+        return describe_anatomy(model, given, chat=chat)
 
 
 @command
@@ -186,10 +194,10 @@ def lens(
 ):
     """Read the stream after every sublayer."""
     o.choice("norm", norm, o.NORMS)
-    given = run.prompt(prompt)
-    model = run.open()
+    given, chat = run.prompt(prompt), run.common.chat
+    model = run.open(lambda model: model.check(given, (position,), chat, tokens or ()))
     with run.step("Reading ..."):
         from mainstem.lens_reading import read_lens
 
-        trace = model.trace(given, positions=(position,), chat=run.common.chat)
+        trace = model.trace(given, positions=(position,), chat=chat)
         return read_lens(trace, tokens or (), position=position, norm=norm, top=top)  # type: ignore[arg-type]
