@@ -9,7 +9,9 @@ import zoo
 from accounts import account, moment_of
 from torch import nn
 
-from mainstem.analysis.decompose import decompose
+import mainstem
+from mainstem.analysis.decompose import LEVELS, decompose
+from mainstem.describing import describe_anatomy
 from mainstem.model.discovery import discover
 
 pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs
@@ -92,6 +94,49 @@ def test_adapters_that_do_nothing_change_no_part() -> None:
             torch.testing.assert_close(a.total(), b.total(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", TARGETS)
+def test_each_unit_of_an_adapted_model_has_one_part(family: str) -> None:
+    """What a matrix and its adapter write is one part, under the address that the unit has without the adapter."""
+    ids = zoo.prompt(9, seed=1)[0].tolist()
+    adapted_trace, bare_trace = (mainstem.open(model).trace(ids) for model in (adapted(family), zoo.build(family)))
+    for level in LEVELS:
+        found, bare = (
+            [unit for group in trace.decompose(level).groups if group.kind != "rounding" for unit in group.units]
+            for trace in (adapted_trace, bare_trace)
+        )
+        assert len(found) == len(set(found)), level
+        assert {unit for unit in found if unit.expert is None} == {unit for unit in bare if unit.expert is None}, level
+
+
+def test_a_ranking_of_an_adapted_model_has_each_unit_once_with_its_whole_score() -> None:
+    """log p(t | x + v) - log p(t | x), by the model's own final modules, with v the unit's whole column."""
+    model = adapted("llama")
+    trace = mainstem.open(model).trace(zoo.prompt(9, seed=1)[0].tolist())
+    kinds = ["head", "attention_subvalue", "attention_neuron", "ffn_neuron"]
+    base = model.base_model.model
+    target = int(trace.logits().argmax())
+    for norm in ("recompute", "frozen"):
+        for score in ("increase", "direct"):
+            values = trace.explain(kinds=kinds, top=10_000, score=score, norm=norm, exhaustive=True).values
+            assert len({row.unit for row in values}) == len(values) == 3 * (4 + 4 * 9 + 4 * 16 + 96)
+    scores = {row.unit: row.increase for row in trace.explain(kinds=kinds, top=10_000, norm="recompute").values}
+    for level, layer, place in (("heads", 1, 2), ("neurons", 2, 30)):
+        (group,) = [g for g in trace.decompose(level).groups if g.sublayer and g.sublayer.layer == layer and len(g) > 1]
+        vector = group.vectors(torch.tensor([place]))[0]
+        mlp, attention = base.model.layers[layer].mlp.down_proj, base.model.layers[layer].self_attn.o_proj
+        matrix = attention if level == "heads" else mlp
+        delta = matrix.lora_B["default"].weight @ matrix.lora_A["default"].weight * matrix.scaling["default"]
+        whole = (matrix.base_layer.weight + delta).detach().double()
+        own = slice(16 * place, 16 * place + 16) if level == "heads" else slice(place, place + 1)
+        solution = torch.linalg.lstsq(whole[:, own], vector[:, None]).solution
+        assert torch.allclose(whole[:, own] @ solution, vector[:, None], atol=1e-5)
+        state = trace[f"blocks.{layer}.hook_resid_{'pre' if level == 'heads' else 'mid'}"][-1].double()
+        with torch.no_grad():
+            logits = base.lm_head(base.model.norm(torch.stack([state, state + vector]).float())).double()
+        log_p = logits.log_softmax(-1)[:, target]
+        assert scores[str(group.units[place])] == pytest.approx(float(log_p[1] - log_p[0]), abs=1e-4)
+
+
 @pytest.mark.parametrize("make", [lambda: zoo.build("gemma2"), lambda: adapted("llama")], ids=["plain", "adapted"])
 def test_a_module_that_wraps_the_model_is_exact(make) -> None:
     inner = make()
@@ -113,3 +158,8 @@ def test_a_merged_adapter_is_in_the_matrix() -> None:
     assert len(whole.writes) < len(anatomy.writes)
     together = decompose(moment_of(merged, whole, ids, use_cache=False), "sublayers")
     torch.testing.assert_close(apart.total(), together.total(), rtol=1e-4, atol=1e-5)
+
+
+def test_neurons_of_an_adapted_matrix_are_counted_once() -> None:
+    rows = {row.level: row.units for row in describe_anatomy(mainstem.open(adapted("llama"))).levels}
+    assert rows["neurons"] == 3 * 96

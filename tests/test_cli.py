@@ -24,6 +24,7 @@ import typer
 from safetensors.torch import load_file, save_file
 
 import mainstem
+import mainstem.session
 from mainstem import cli, description, explanation
 from mainstem.cli import options
 from mainstem.cli.app import app
@@ -290,6 +291,8 @@ MISTAKES = {
     "target id": (["explain", PROMPT, "--target", "id:258"], 2, "258", "0 to 257"),
     "no target id": (["explain", PROMPT, "--target", "id:x"], 2, "id:x", "whole number"),
     "own rival": (["explain", PROMPT, "--target", "m", "--against", "m"], 2, "its own rival"),
+    "two rival tokens": (["explain", PROMPT, "--against", "xy"], 2, "is 2 tokens"),
+    "empty prompt for shapes": (["anatomy", ""], 2, "empty", "at least one token"),
     "lens token": (["lens", PROMPT, "--tokens", "xy"], 2, "is 2 tokens"),
     "chat": (["explain", PROMPT, "--chat"], 2, "chat template", "--chat"),
     "chat and ids": (["explain", "1 2", "--chat", "--ids"], 2, "--chat", "--ids"),
@@ -312,6 +315,20 @@ def test_mistakes(run, arguments, status, expected):
 @pytest.mark.parametrize("name", ["score", "norm", "kind", "format", "out in no directory"])
 def test_mistakes_that_need_no_model_are_found_before_it_is_opened(run, name, monkeypatch):
     monkeypatch.setattr(mainstem, "open", lambda *a, **o: pytest.fail("the model was opened"))
+    arguments, status, *expected = MISTAKES[name]
+    refused(run(*arguments), status, *expected)
+
+
+NEED_NO_ANATOMY = [
+    *["empty prompt", "long prompt", "id outside", "negative id", "position after", "position before", "no kind"],
+    *["score and norm", "two tokens", "emoji target", "empty target", "target id", "no target id", "own rival"],
+    *["two rival tokens", "lens token", "chat", "empty prompt for shapes"],
+]
+
+
+@pytest.mark.parametrize("name", NEED_NO_ANATOMY)
+def test_mistakes_that_the_tokenizer_shows_are_found_before_discovery(run, name, monkeypatch):
+    monkeypatch.setattr(mainstem.session, "discover", lambda *a, **o: pytest.fail("the stream was discovered"))
     arguments, status, *expected = MISTAKES[name]
     refused(run(*arguments), status, *expected)
 

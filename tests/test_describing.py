@@ -65,9 +65,19 @@ def test_levels_count_the_parts_of_a_decomposition(pair):
         kind = kinds[row.level] or ("expert_neuron" if any(w.experts for w in d.writes) else "ffn_neuron")
         found = sum(len(g) for g in trace.decompose(row.level).groups if g.kind == kind)
         if kind == "expert_neuron":  # a token meets some experts only
-            assert row.units is None or 0 < found <= row.units
+            assert 0 < found <= row.units
         else:
             assert found == (row.units or 0) * (len(IDS) if row.per_source else 1)
+
+
+@pytest.mark.parametrize("implementation", [None, "eager"])
+def test_neurons_are_counted_where_experts_stand_beside_dense_layers(implementation):
+    """A dense layer of 96, then experts of 40 and one shared expert of 40; most experts are chosen by no token."""
+    model, _ = described("deepseek_v3", experts_implementation=implementation, n_routed_experts=16, n_group=4)
+    config = model.module.config
+    assert (config.n_routed_experts, config.first_k_dense_replace, config.num_hidden_layers) == (16, 1, 3)
+    (neurons,) = [row for row in describe_anatomy(model).levels if row.level == "neurons"]
+    assert neurons.units == 96 + 2 * (16 + 1) * 40
 
 
 def test_shapes_follow_from_each_other(pair):

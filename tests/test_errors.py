@@ -1,11 +1,14 @@
 """Error messages: what, where, and at the end what to do next."""
 
+import ast
 import copy
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
+import mainstem
 from mainstem import errors
 from mainstem.errors import (
     AnatomyError,
@@ -95,3 +98,48 @@ def test_a_branch_can_be_caught_as_one():
     with pytest.raises(UsageError):
         raise PromptError("The prompt is empty")
     assert not issubclass(PromptError, LoadError)
+
+
+# --- one convention: what is wrong begins with a capital letter, a reason with a small one ----------------------
+
+OWN_NAMES = ("Mainstem", "Transformers")
+"""What a reason may begin with: names that are written with a capital letter everywhere."""
+
+
+def beginnings(source: str) -> list[tuple[str, str, str]]:
+    """(class, argument, first words) of the texts that errors are raised with; quoted values give no words."""
+    classes = {cls.__name__: cls for cls in PLAIN}
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+        if not isinstance(node, ast.Call) or name not in classes:
+            continue
+        places = ["what", "where", "reason"] if issubclass(classes[name], AnatomyError) else ["what", "where"]
+        given = dict(zip([*places, "remedy"], node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+        for argument, value in given.items():
+            text = value.values[0] if isinstance(value, ast.JoinedStr) else value
+            if argument in ("what", "reason", "remedy") and isinstance(text, ast.Constant) and text.value:
+                found.append((str(name), argument, str(text.value)))
+    return found
+
+
+def misspelt(argument: str, text: str) -> bool:
+    if argument == "reason":
+        return text[0].isupper() and not text.startswith(OWN_NAMES)
+    return text[0].islower()
+
+
+def test_messages_begin_with_a_capital_letter_and_reasons_with_a_small_one():
+    found = [
+        (path.name, *beginning)
+        for path in Path(mainstem.__file__).parent.rglob("*.py")
+        for beginning in beginnings(path.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 150
+    assert not [row for row in found if misspelt(*row[2:])]
+
+
+def test_a_message_that_begins_otherwise_would_be_noticed():
+    source = 'RefusedError("no", "there", "Because.", remedy=f"mend {it}."); LoadError(f"{x!r} is", "there")'
+    found = beginnings(source)
+    assert [argument for _, argument, text in found if misspelt(argument, text)] == ["what", "reason", "remedy"]

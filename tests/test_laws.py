@@ -192,6 +192,7 @@ FINAL = {
     "llama": lambda m: (m.model.norm, m.lm_head),
     "gpt2": lambda m: (m.transformer.ln_f, m.lm_head),
     "mixtral": lambda m: (m.model.norm, m.lm_head),
+    "qwen2_moe": lambda m: (m.model.norm, m.lm_head),
     "in_place": lambda m: (m.norm, m.head),
 }
 """The final norm and the unembedding of models whose blocks read the stream itself."""

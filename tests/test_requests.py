@@ -10,6 +10,7 @@ import torch
 import zoo
 
 import mainstem
+from mainstem.describing import describe_anatomy
 from mainstem.errors import (
     ChoiceError,
     MainstemError,
@@ -19,6 +20,8 @@ from mainstem.errors import (
     TokenError,
     UnitError,
 )
+from mainstem.lens_reading import read_lens
+from mainstem.report import as_json
 from mainstem.session import Model
 from mainstem.targets import Target
 
@@ -44,6 +47,42 @@ def test_an_explanation_is_a_json_document(name: str) -> None:
     assert document["certificate"]["holds"]
     assert len(document["values"]) == 4
     assert sum(v for k, v in document["account"].items() if k != "total") == pytest.approx(document["account"]["total"])
+
+
+def saturated() -> Model:
+    """A model whose softcap is reached: logits are +-cap to the last bit, and no bound on what passes it is finite."""
+    module = zoo.build("gemma2")
+    with torch.no_grad():
+        module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight * 1e4)
+    return mainstem.open(module)
+
+
+REQUESTS = [
+    {},
+    {"negative": True},
+    {"norm": "recompute"},
+    {"score": "additive"},
+    {"score": "direct", "norm": "recompute"},
+    {"target": "id:7", "against": "id:9"},
+    {"kinds": ["head", "attention_neuron", "sublayer"], "exhaustive": True},
+]
+
+
+def test_documents_are_finite_where_a_softcap_saturates() -> None:
+    """JSON has no words for NaN and infinity, neither `as_dict` nor what `--format json` prints may need them."""
+    model = saturated()
+    trace = model.trace(ids_of())
+    cap = model.anatomy.readout.softcap
+    assert cap is not None and float(trace.logits().max()) == cap
+    documents = [trace.explain(top=3, **request) for request in REQUESTS]
+    assert all(row.bound is None for row in documents[0].values)
+    documents += [read_lens(trace, ["id:7"], norm=norm) for norm in ("frozen", "recompute")]
+    documents.append(describe_anatomy(model, ids_of()))
+    for document in documents:
+        plain = document.as_dict()
+        assert json.loads(as_json(document)) == json.loads(json.dumps(plain, allow_nan=False))
+    course = [state.course[0].before_softmax for state in documents[-2].states]
+    assert max(abs(value) for value in course) > 10 * cap
 
 
 @pytest.mark.parametrize(
@@ -83,3 +122,19 @@ def test_a_run_that_turns_to_nan_names_the_layer() -> None:
     with pytest.raises(NotFiniteError, match=r"L1\.mlp"):
         model.trace(ids_of())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.module.modules())
+
+
+def test_tokens_are_named_by_id_where_there_is_no_tokenizer() -> None:
+    model = opened("llama")
+    assert model.tokenizer is None
+    assert model.target("id:7") == Target(ids=(7,), text="id:7")
+    made = model.target(["id:7", "id:8", "id:7"], against=["id:9", "id:3"])
+    assert (made.ids, made.against, made.kind) == ((7, 8), (9, 3), "contrast")
+    assert (made.text, made.against_texts) == ("id:7 | id:8", ("id:9", "id:3"))
+    assert model.explain(ids_of(), target="id:7", against="id:9", top=1).against[0].token == "id:9"
+    for text, against in ((" Paris", ()), ("id:7", "London"), (["id:7", "x"], ())):
+        with pytest.raises(TokenError, match="without a tokenizer.*id:7042"):
+            model.target(text, against)
+    for wrong, words in (("id:200", "0 to 199"), ("id:x", "whole number"), ("", "empty")):
+        with pytest.raises(TokenError, match=words):
+            model.target(wrong)

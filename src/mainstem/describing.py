@@ -212,14 +212,14 @@ def _level(anatomy: Anatomy, level: str) -> LevelRow:
     return LevelRow(level, units, level == "subvalues", refused)
 
 
-def _neurons(anatomy: Anatomy) -> int | None:
-    """All neurons that a run may use; None where experts stand beside dense layers: their width shows in runs only."""
-    dense = sum(w.projection.n_in for w in anatomy.writes if w.neurons and w.projection is not None)
-    routed = sum(1 for w in anatomy.writes if w.experts is not None)
-    width, n_experts = anatomy.sizes.d_mlp, anatomy.sizes.n_experts
-    if not routed:
-        return dense
-    return routed * n_experts * width if not dense and n_experts and isinstance(width, int) else None
+def _neurons(anatomy: Anatomy) -> int:
+    """All neurons that a run may use: of dense layers and shared experts, and of all experts that may be chosen."""
+    dense = {  # pieces of one matrix, such as an adapter's, share their neurons
+        (w.unit, w.shared_expert, w.first_neuron): w.projection.n_in
+        for w in anatomy.writes
+        if w.neurons and w.projection is not None
+    }
+    return sum(dense.values()) + sum(w.n_experts * w.expert_width for w in anatomy.writes)
 
 
 # --- the way between a write or a read and the stream --------------------------------------------------------

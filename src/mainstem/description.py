@@ -151,11 +151,11 @@ class RefusalRow:
 class LevelRow:
     """A level of decomposition: its units, and what was refused.
 
-    `units` counts for subvalues those of one source position, and is None for neurons that depend on routing.
+    `units` counts for subvalues those of one source position, and for neurons those of all experts, chosen or not.
     """
 
     level: str
-    units: int | None
+    units: int
     per_source: bool
     refused: list[RefusalRow]
 

@@ -42,7 +42,8 @@ class MainstemError(Exception):
     """The root: something went wrong in a way that can be explained.
 
     Attributes:
-        what: What is wrong, a sentence without its full stop.
+        what: What is wrong, a sentence with its capital letter and without its full stop. It may begin with what the
+            user gave, as it was given: a quoted text, a unit's address.
         where: The place, as the user knows it: a unit's address, a file, a position.
         remedy: What to do next, a sentence.
     """
@@ -240,7 +241,7 @@ class AnatomyError(MainstemError):
     Args:
         what: What cannot be had.
         where: The module or unit concerned.
-        reason: Why; what was seen in the traced run.
+        reason: Why; what was seen in the traced run. It goes on after a colon, so it begins with a small letter.
         remedy: What to do next.
     """
 

@@ -21,7 +21,7 @@ from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.analysis.recomputed import direct_recomputed
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
-from mainstem.targets import Target, parse_token
+from mainstem.targets import Target
 from mainstem.units import Unit
 from mainstem.verifying import verify_trace
 
@@ -68,7 +68,7 @@ def explain(
     Raises:
         UsageError and its kinds: if an argument is wrong; LevelRefusedError, CertificateError as in `Trace.decompose`.
     """
-    _check(score, norm, kinds, top)
+    check_options(score, norm, kinds, top)
     decompositions = _decompositions(trace, kinds, position, row)
     main = decompositions["units"]
     wanted = _target(trace, target, against, position, row)
@@ -107,7 +107,12 @@ def explain(
     )
 
 
-def _check(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
+def check_options(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
+    """Refuses options of `explain` that are wrong whatever the model.
+
+    Raises:
+        ChoiceError, UsageError: an unknown word, nothing to list, or a score that the norm does not have.
+    """
     if score not in RANKINGS:
         raise ChoiceError("score", score, RANKINGS)
     check_norm(norm)
@@ -115,10 +120,10 @@ def _check(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
         if kind not in KIND_LEVELS:
             raise ChoiceError("kind", kind, tuple(KIND_LEVELS))
     if not kinds or top < 1:
-        raise UsageError("nothing to list", None, "Name at least one kind, and --top of at least 1.")
+        raise UsageError("Nothing to list", None, "Name at least one kind, and --top of at least 1.")
     if norm == "recompute" and score == "additive":
         raise UsageError(
-            f"the score {score!r} is defined under the frozen norm only",
+            f"The score {score!r} is defined under the frozen norm only",
             "--norm recompute",
             "Use --norm frozen, or another score.",
         )
@@ -132,23 +137,9 @@ def _decompositions(trace: "Trace", kinds: Sequence[str], position: int, row: in
 def _target(trace: "Trace", target, against, position: int, row: int) -> Target:
     if isinstance(target, Target):
         return target
-    rivals = [against] if isinstance(against, str) else list(against)
     if target is None:
-        best = int(trace.logits(position, row).argmax())
-        target = f"id:{best}"
-    if trace.model.tokenizer is None:
-        return _target_from_ids(trace, [target] if isinstance(target, str) else list(target), rivals)
-    return trace.model.target(target, rivals)
-
-
-def _target_from_ids(trace: "Trace", texts: list[str], rivals: list[str]) -> Target:
-    def ids(names: list[str]) -> tuple[int, ...]:
-        if not all(name.startswith("id:") for name in names):
-            raise UsageError("this model came without a tokenizer", None, "Name tokens by id, as in id:7042.")
-        size = trace.model.anatomy.sizes.d_vocab
-        return tuple(dict.fromkeys(parse_token(name, None, size) for name in names))  # type: ignore[arg-type]
-
-    return Target(ids=ids(texts), against=ids(rivals), text=" ".join(texts), against_texts=tuple(rivals))
+        target = f"id:{int(trace.logits(position, row).argmax())}"
+    return trace.model.target(target, against)
 
 
 def _certificate(trace: "Trace", main: Decomposition, reads: Check, target: Target, row: int) -> Certificate:

@@ -44,7 +44,7 @@ def read_lens(
     """
     check_norm(norm)
     if top < 1:
-        raise UsageError("nothing to list", None, "Give --top of at least 1.")
+        raise UsageError("Nothing to list", None, "Give --top of at least 1.")
     model = trace.model
     sublayers = trace.decompose("sublayers", position, row)
     states = lens(sublayers, norm)
@@ -72,10 +72,8 @@ def _ids(trace: "Trace", tokens: Sequence[str], logits: torch.Tensor) -> list[in
     if not tokens:
         return [int(logits.argmax())]
     model = trace.model
-    if model.tokenizer is None and not all(text.startswith("id:") for text in tokens):
-        raise UsageError("this model came without a tokenizer", None, "Name tokens by id, as in id:7042.")
     size = model.anatomy.sizes.d_vocab
-    return list(dict.fromkeys(parse_token(text, model.tokenizer, size) for text in tokens))  # type: ignore[arg-type]
+    return list(dict.fromkeys(parse_token(text, model.tokenizer, size) for text in tokens))
 
 
 def _certificate(sublayers: "Decomposition", states: Lens, logits: torch.Tensor) -> LensCertificate:

@@ -37,7 +37,7 @@ from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.run.trace import RunTrace
-from mainstem.targets import Target, parse_target, token_text
+from mainstem.targets import Target, parse_target, parse_token, token_text
 from mainstem.units import Unit
 from mainstem.verifying import verify_trace
 
@@ -57,6 +57,12 @@ def open(source: str | Path | torch.nn.Module = "demo", *, seed: int = 0, **opti
         LoadError: if the model cannot be opened; the message says what to do.
     """
     return Model(load(source, **options), seed)
+
+
+def _prompts(prompt: Prompt | Sequence[str]) -> list[Prompt]:
+    """The prompts of a batch: several texts, or one text or list of ids."""
+    several = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], str)
+    return list(prompt) if several else [prompt]  # type: ignore[list-item, arg-type]
 
 
 class Model:
@@ -96,18 +102,18 @@ class Model:
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]
         if self.tokenizer is None:
-            raise PromptError("this model came without a tokenizer", None, "Give token ids instead of text.")
+            raise PromptError("This model came without a tokenizer", None, "Give token ids instead of text.")
         if not chat:
             return list(self.tokenizer(prompt)["input_ids"])
         if not getattr(self.tokenizer, "chat_template", None):
-            raise PromptError("this model has no chat template", None, "Leave out --chat.")
+            raise PromptError("This model has no chat template", None, "Leave out --chat.")
         messages = [{"role": "user", "content": prompt}]
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return list(ids["input_ids"])
 
     def token(self, token: int) -> str:
-        """A token as text."""
-        return f"id:{token}" if self.tokenizer is None else token_text(self.tokenizer, token)
+        """A token as text; `id:7042` if the model came without a tokenizer."""
+        return token_text(self.tokenizer, token)
 
     def trace(self, prompt: Prompt | Sequence[str], positions: Sequence[int] = (-1,), chat: bool = False) -> "Trace":
         """Runs the model on a prompt (text or token ids), or on several texts as one left-padded batch.
@@ -121,13 +127,45 @@ class Model:
             PromptError, TokenError, PositionError: if the prompt or a position is not to be had.
             NotFiniteError: if the run writes NaN; names the layer.
         """
-        several = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], str)
-        prompts: Sequence[Any] = prompt if several else [prompt]  # type: ignore[assignment]
+        prompts = _prompts(prompt)
+        inputs = self._inputs(prompts, chat)
+        inputs.destinations(positions)  # what is wrong with them is said before the stream is discovered
+        return Trace(self, inputs, positions, chat, text=prompts[0] if isinstance(prompts[0], str) else None)
+
+    def _inputs(self, prompts: Sequence[Prompt], chat: bool) -> Inputs:
         rows = [self.encode(one, chat) for one in prompts]
         device = next(self.module.parameters()).device
         pad = getattr(self.tokenizer, "pad_token_id", None) or 0
-        inputs = make_inputs(self.module, rows, self.input_vocabulary, device, pad)
-        return Trace(self, inputs, positions, chat, text=prompts[0] if isinstance(prompts[0], str) else None)
+        return make_inputs(self.module, rows, self.input_vocabulary, device, pad)
+
+    def check(
+        self,
+        prompt: Prompt | Sequence[str],
+        positions: Sequence[int] = (-1,),
+        chat: bool = False,
+        tokens: str | Sequence[str] = (),
+        against: str | Sequence[str] = (),
+    ) -> None:
+        """Refuses a request that is wrong, as far as tokenizer and module show it, without discovering the stream.
+
+        Args:
+            prompt: as for `trace`.
+            positions: the destinations.
+            chat: whether to wrap text in the model's chat template.
+            tokens: the target's tokens, or none for the model's own prediction.
+            against: its rivals.
+
+        Raises:
+            PromptError, TokenError, PositionError, TargetError: as `trace` and `target`.
+        """
+        self._inputs(_prompts(prompt), chat).destinations(positions)
+        head = getattr(self.module, "get_output_embeddings", lambda: None)()
+        if not isinstance(head, torch.nn.Linear):
+            return  # how many tokens there are shows in the anatomy only
+        if tokens:
+            parse_target(tokens, self.tokenizer, head.out_features, against)
+        for token in [against] if isinstance(against, str) else against:
+            parse_token(token, self.tokenizer, head.out_features)
 
     @cached_property
     def input_vocabulary(self) -> int:
@@ -138,10 +176,11 @@ class Model:
         return self.anatomy.sizes.d_vocab if weight is None else int(weight.shape[0])
 
     def target(self, text: str | Sequence[str], against: str | Sequence[str] = ()) -> Target:
-        """A target from literal text or `id:7042`, with its rivals.
+        """A target from literal text or `id:7042`, several for a set, with its rivals.
 
         Raises:
-            TokenError, TargetError: if a text is not one token, or a token is its own rival.
+            TokenError, TargetError: if a text is not one token or there is no tokenizer for it, an id is outside the
+                vocabulary, or a token is its own rival.
         """
         return parse_target(text, self.tokenizer, self.anatomy.sizes.d_vocab, against)
 

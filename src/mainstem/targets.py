@@ -10,8 +10,8 @@ they are given, and then "Paris" alone would be read as " Paris"; so the text is
 and the line break's own tokens are taken off. Where that cannot be done the text is encoded alone.
 
 Limits: a text has to be one token; one that splits into several is an error that shows the pieces. Tokens
-that no text encodes to are reached by id only. A target knows nothing of probabilities. No torch, and no
-transformers: any object with the three methods of `Tokenizer` serves.
+that no text encodes to are reached by id only, and so are all tokens of a model without a tokenizer. A target knows
+nothing of probabilities. No torch, and no transformers: any object with the three methods of `Tokenizer` serves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -108,18 +108,19 @@ class Target:
 
 
 def parse_target(
-    text: str | Sequence[str], tokenizer: Tokenizer, d_vocab: int, against: str | Sequence[str] = ()
+    text: str | Sequence[str], tokenizer: Tokenizer | None, d_vocab: int, against: str | Sequence[str] = ()
 ) -> Target:
     """The target that a text, or several for a set, names; with rivals, a contrast.
 
     Args:
         text: One token's text, taken literally, or `id:NUMBER`; a sequence of these makes a set.
-        tokenizer: The model's.
+        tokenizer: The model's; None if it came without one, and then tokens are named by id only.
         d_vocab: Tokens that the unembedding knows; may differ from the tokenizer's count.
         against: The rivals, each written like `text`.
 
     Raises:
-        TokenError: A text is empty or not exactly one token; an id is outside the vocabulary.
+        TokenError: A text is empty, not exactly one token, or given without a tokenizer; an id is outside the
+            vocabulary.
         TargetError: No token is named, or one is its own rival.
     """
     texts = [text] if isinstance(text, str) else list(text)
@@ -138,16 +139,21 @@ def parse_target(
     )
 
 
-def parse_token(text: str, tokenizer: Tokenizer, d_vocab: int) -> int:
+def parse_token(text: str, tokenizer: Tokenizer | None, d_vocab: int) -> int:
     """The id of the token that a text names, literally or as `id:NUMBER`.
 
     Raises:
-        TokenError: The text is empty or not exactly one token, or the id is outside the vocabulary.
+        TokenError: The text is empty, not exactly one token, or given without a tokenizer; or the id is outside the
+            vocabulary.
     """
     if text.startswith("id:"):
         return check_token_id(_id_after_prefix(text), d_vocab)
     if not text:
         raise TokenError("The text of a token is empty")
+    if tokenizer is None:
+        raise TokenError(
+            "This model came without a tokenizer", repr(text), "Name tokens by id, as in id:7042, or give a tokenizer."
+        )
     ids = literal_ids(tokenizer, text)
     if len(ids) != 1:
         raise _not_one_token(text, ids, tokenizer)
@@ -180,11 +186,14 @@ def literal_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text, its leading space kept; a piece of a character in the vocabulary's own spelling."""
-    piece = tokenizer.convert_ids_to_tokens(token)
-    if piece is None:
-        return f"id:{token}"  # the unembedding is wider than the tokenizer
+def token_text(tokenizer: Tokenizer | None, token: int) -> str:
+    """A token as text, its leading space kept; a piece of a character in the vocabulary's own spelling.
+
+    Without a tokenizer, and where the unembedding is wider than the tokenizer, `id:NUMBER`.
+    """
+    piece = None if tokenizer is None else tokenizer.convert_ids_to_tokens(token)
+    if tokenizer is None or piece is None:
+        return f"id:{token}"
     decoded = tokenizer.decode([token])
     # SentencePiece spells a space as U+2581, and decoding drops it at the beginning of a text.
     if str(piece).startswith("\u2581") and not decoded.startswith(" "):
@@ -204,8 +213,10 @@ def _other_spelling(text: str) -> str:
     return text[1:] if text.startswith(" ") else " " + text
 
 
-def _alternative(text: str, token: int, tokenizer: Tokenizer, d_vocab: int) -> int | None:
+def _alternative(text: str, token: int, tokenizer: Tokenizer | None, d_vocab: int) -> int | None:
     """The id of the text with its leading space taken off or put on, if that is another single token."""
+    if tokenizer is None:
+        return None
     other = _other_spelling(token_text(tokenizer, token) if text.startswith("id:") else text)
     if not other.strip():
         return None

@@ -6,6 +6,7 @@ the two Imp definitions), resid_pre for both in parallel blocks. A part enters a
 between its sublayer and that addition (a norm after the sublayer, a multiplier, a gate).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition
-from mainstem.analysis.parts import Directions, Group, Scores, carry, pull_back
+from mainstem.analysis.parts import Directions, Group, Scores, carry, pull_back, summed
 from mainstem.model.graph import LinearMap, maps_to
 from mainstem.model.spine import latest_writes
 from mainstem.units import Unit
@@ -23,19 +24,19 @@ CHUNK = 8192
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """`base` [d_model] float64: the stream that the sublayer read; `tail`: from the write to its addition."""
+    """`base` [d_model] float64: the stream that the sublayer read; `tails`: from each of its writes to the addition."""
 
     base: Float[Tensor, " d_model"]
     base_node: int
-    tail: LinearMap
+    tails: Mapping[int, LinearMap]
 
     def vectors(self, group: Group, index: Tensor) -> Float[Tensor, "top d_model"]:
         """The chosen parts as they enter the stream."""
-        return carry(self.tail, group.raw(index))
+        return summed([carry(self.tails[piece.node], piece.raw(index)) for piece in group.pieces])
 
     def dot(self, group: Group, direction: Directions) -> Scores:
         """Inner products of the parts, as they enter, with a direction or several."""
-        return group.raw_dot(pull_back(self.tail, direction))
+        return summed([piece.raw_dot(pull_back(self.tails[piece.node], direction)) for piece in group.pieces])
 
     def squares(self, group: Group, centred: bool) -> Float[Tensor, " part"]:
         """Squared norms of the parts as they enter, of their centred form where the norm centres; in chunks."""
@@ -67,8 +68,7 @@ def entries(decomposition: Decomposition) -> dict[Unit, Entry]:
         if unit.kind == "embedding" and place == 0:
             base = torch.zeros_like(base)
         maps = maps_to(graph, node, run, decomposition.moment.gates)
-        tail = maps[anatomy.write_nodes[indices[0]]]
-        if tail is None:
-            tail = LinearMap(torch.ones_like(base)[None])
-        found[unit] = Entry(base, before, tail)
+        nodes = [anatomy.write_nodes[i] for i in indices]
+        identity = LinearMap(torch.ones_like(base)[None])
+        found[unit] = Entry(base, before, {node: maps[node] or identity for node in nodes})
     return found

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition, SumCertificate, product_bound
+from mainstem.analysis.parts import Group
 from mainstem.analysis.readout import logits_of, normed
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.graph import Gates, LinearMap, NormNode, SumNode, stream_values
@@ -60,6 +61,10 @@ def certify(decomposition: Decomposition) -> SumCertificate:
     )
 
 
+def _pieces(decomposition: Decomposition) -> list[Group]:
+    return [piece for group in decomposition.groups for piece in group.pieces]
+
+
 def _spread(tail: LinearMap, bound: Tensor) -> Tensor:
     """A bound carried to the stream."""
     out = torch.zeros_like(bound)
@@ -74,9 +79,9 @@ def _expected_error(decomposition: Decomposition) -> Tensor:
     """[d_model]: the errors to expect, in quadrature."""
     moment, run = decomposition.moment, decomposition.evaluated
     squares = torch.zeros_like(moment.stream, dtype=torch.float64)
-    for group in decomposition.groups:
-        if group.bound is not None:
-            squares += _spread(group.tail, group.bound()).pow(2)
+    for piece in _pieces(decomposition):
+        if piece.bound is not None:
+            squares += _spread(piece.tail, piece.bound()).pow(2)
     for i, node in enumerate(moment.anatomy.graph.nodes):
         tail = decomposition.maps[i]
         if tail is not None and not _exact(node):
@@ -119,9 +124,10 @@ def _first_failure(decomposition: Decomposition) -> str | None:
 def _bad_sublayers(decomposition: Decomposition) -> list[Unit]:
     moment = decomposition.moment
     found = []
-    refined = dict.fromkeys(g.sublayer for g in decomposition.groups if g.sublayer is not None)
+    pieces = _pieces(decomposition)
+    refined = dict.fromkeys(piece.sublayer for piece in pieces if piece.sublayer is not None)
     for unit in refined:
-        members = [group for group in decomposition.groups if group.sublayer == unit]
+        members = [piece for piece in pieces if piece.sublayer == unit]
         index = [i for i in moment.anatomy.writes_of(unit) if _is_refined(decomposition, i)]
         if not index:
             continue
@@ -136,13 +142,11 @@ def _bad_sublayers(decomposition: Decomposition) -> list[Unit]:
 
 def _is_refined(decomposition: Decomposition, index: int) -> bool:
     """Whether a write of a refined sublayer was itself taken apart."""
-    write = decomposition.moment.anatomy.writes[index]
-    tail = decomposition.maps[decomposition.moment.anatomy.write_nodes[index]]
+    node = decomposition.moment.anatomy.write_nodes[index]
     whole = any(
-        group.sublayer is None and group.kind == "sublayer" and group.units[0] == write.unit and group.tail is tail
-        for group in decomposition.groups
+        piece.sublayer is None and piece.kind == "sublayer" and piece.node == node for piece in _pieces(decomposition)
     )
-    return tail is not None and not whole
+    return decomposition.maps[node] is not None and not whole
 
 
 def check_reads(decomposition: Decomposition) -> Check:

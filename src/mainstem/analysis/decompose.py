@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.parts import Columns, Group, Subvalues, UnitGrid, Vectors
+from mainstem.analysis.parts import Columns, Group, Subvalues, UnitGrid, Vectors, joined
 from mainstem.analysis.readout import before_softmax, normed, working_dtype
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError
 from mainstem.model.anatomy import Write
@@ -59,7 +59,7 @@ class SumCertificate:
         """Raises CertificateError naming the first layer and part that fail."""
         if not self.holds:
             raise CertificateError(
-                "the parts do not add up to what the model computed",
+                "The parts do not add up to what the model computed",
                 self.failed,
                 relative_error=self.relative_error,
                 tolerance=self.tolerance,
@@ -114,7 +114,7 @@ def decompose(moment: Moment, level: Level = "sublayers") -> Decomposition:
     refused = {} if level == "units" else anatomy.refusals(level)
     if refused:
         unit, reason = next(iter(refused.items()))
-        raise LevelRefusedError(f"no {level.replace('_', ' ')} at {unit}", reason=reason)
+        raise LevelRefusedError(f"No {level.replace('_', ' ')} at {unit}", reason=reason)
     run = evaluate(anatomy.graph, moment.writes, moment.gates)
     maps = maps_to_root(anatomy.graph, run, moment.gates)
     groups: list[Group] = []
@@ -123,34 +123,37 @@ def decompose(moment: Moment, level: Level = "sublayers") -> Decomposition:
         if tail is not None:
             groups.extend(_write_groups(moment, i, write, tail, level))
     groups.extend(_constants(moment, run, maps))
-    return Decomposition(level, moment, merge_units(groups) if level == "sublayers" else groups, run, maps)
+    return Decomposition(level, moment, join_pieces(groups, level), run, maps)
 
 
 def _write_groups(moment: Moment, index: int, write: Write, tail: LinearMap, level: str) -> list[Group]:
     refused = level in write.refusals or any(k in write.refusals for k in ("subvalues", "neurons"))
+    node = moment.anatomy.write_nodes[index]
     found: list[Group]
     if not refused and write.attention is not None and level in ATTENTION:
         found = _attention_groups(moment, index, write, tail, level)
     elif not refused and write.neurons and level in NEURONS:
         found = [_neuron_group(moment, index, write, tail)]
     elif not refused and write.experts is not None and level in NEURONS:
-        return _expert_groups(moment, write, tail)
+        return _expert_groups(moment, write, node, tail)
     else:
         return [_whole(moment, index, write, tail)]
     if write.bias is not None:
         bias = write.bias.double().to(moment.stream.device)[None]
-        found.append(_vectors([Unit.bias_of(write.unit)], "bias", bias, tail, write.unit))
+        found.append(_vectors([Unit.bias_of(write.unit)], "bias", bias, node, tail, write.unit))
     return found
 
 
-def _vectors(units, kind: str, values: Tensor, tail: LinearMap, sublayer: Unit | None, bound=None) -> Vectors:
+def _vectors(
+    units, kind: str, values: Tensor, node: int, tail: LinearMap, sublayer: Unit | None, bound=None
+) -> Vectors:
     ones = torch.ones(len(values), dtype=torch.float64, device=values.device)
-    return Vectors(units, kind, ones, tail, sublayer, bound, values)
+    return Vectors(units, kind, ones, node, tail, sublayer, bound, values)
 
 
 def _whole(moment: Moment, index: int, write: Write, tail: LinearMap) -> Vectors:
     kind = "embedding" if write.unit.kind == "embedding" else "sublayer"
-    return _vectors([write.unit], kind, moment.writes[index], tail, None)
+    return _vectors([write.unit], kind, moment.writes[index], moment.anatomy.write_nodes[index], tail, None)
 
 
 def product_bound(matrix: Tensor, z: Tensor, dtype: torch.dtype, extra: Tensor | None = None) -> Tensor:
@@ -175,7 +178,7 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
     matrix = write.projection.columns(slice(None))
     z = moment.sources[index]
     channels = heads.core.channels.to(z.device)
-    unit = write.unit
+    unit, node = write.unit, moment.anatomy.write_nodes[index]
     layer, nth = unit.layer, unit.nth
     assert layer is not None
     n_heads, n_sources = heads.pattern.shape
@@ -183,7 +186,8 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
         blocks = matrix.double()[:, channels]  # [d_model, n_heads, d_value]
         values = torch.einsum("dhj,hj->hd", blocks, z.double()[channels])
         units = [Unit.head(layer, h, nth=nth) for h in range(n_heads)]
-        return [_vectors(units, "head", values, tail, unit, cache(lambda: product_bound(matrix, z, write.dtype)))]
+        bound = cache(lambda: product_bound(matrix, z, write.dtype))
+        return [_vectors(units, "head", values, node, tail, unit, bound)]
 
     @cache
     def bound() -> Tensor:
@@ -195,11 +199,11 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
         columns = matrix[:, channels.reshape(-1)]
         if not bool((heads.multiplier == 1).all()):
             columns = columns.double() * heads.multiplier[channels.reshape(-1)]
-        return [Columns(grid, "attention_neuron", heads.result().reshape(-1), tail, unit, bound, columns)]
+        return [Columns(grid, "attention_neuron", heads.result().reshape(-1), node, tail, unit, bound, columns)]
     grid = UnitGrid(n_heads * n_sources, lambda i: Unit.subvalue(layer, i // n_sources, i % n_sources, nth=nth))
     coefficients, group = heads.pattern.reshape(-1), heads.group()
     own = (heads.pattern, heads.value, matrix, heads.multiplier, channels, group)
-    return [Subvalues(grid, "attention_subvalue", coefficients, tail, unit, bound, *own)]
+    return [Subvalues(grid, "attention_subvalue", coefficients, node, tail, unit, bound, *own)]
 
 
 def _value_error(heads, channels: Tensor, z: Tensor) -> Tensor:
@@ -229,10 +233,10 @@ def _neuron_group(moment: Moment, index: int, write: Write, tail: LinearMap) -> 
     def bound() -> Tensor:
         return product_bound(matrix, activations, write.dtype)
 
-    return Columns(grid, kind, activations, tail, write.unit, bound, matrix)
+    return Columns(grid, kind, activations, moment.anatomy.write_nodes[index], tail, write.unit, bound, matrix)
 
 
-def _expert_groups(moment: Moment, write: Write, tail: LinearMap) -> list[Group]:
+def _expert_groups(moment: Moment, write: Write, node: int, tail: LinearMap) -> list[Group]:
     site = write.experts
     assert site is not None
     parts = moment.experts[f"{site.path}#{site.call}"]
@@ -240,15 +244,15 @@ def _expert_groups(moment: Moment, write: Write, tail: LinearMap) -> list[Group]
     constant = parts.constant[0].clone()
     for rows in parts.rows:
         for row in range(len(rows.expert)):
-            groups.append(_expert_group(rows, row, write, tail))
+            groups.append(_expert_group(rows, row, write, node, tail))
             if rows.bias is not None:
                 constant = constant + rows.weight[0, row] * rows.bias[row].double()
     if constant.any():
-        groups.append(_vectors([Unit.bias_of(write.unit)], "bias", constant[None], tail, write.unit))
+        groups.append(_vectors([Unit.bias_of(write.unit)], "bias", constant[None], node, tail, write.unit))
     return groups
 
 
-def _expert_group(rows: ExpertRows, row: int, write: Write, tail: LinearMap) -> Columns:
+def _expert_group(rows: ExpertRows, row: int, write: Write, node: int, tail: LinearMap) -> Columns:
     layer, nth, expert = write.unit.layer, write.unit.nth, int(rows.expert[row])
     assert layer is not None
     matrix = rows.of(row)
@@ -260,7 +264,7 @@ def _expert_group(rows: ExpertRows, row: int, write: Write, tail: LinearMap) -> 
     def bound() -> Tensor:
         return product_bound(matrix, rows.hidden[row], write.dtype) * weight.abs() * 4
 
-    return Columns(grid, "expert_neuron", coefficients, tail, write.unit, bound, matrix)
+    return Columns(grid, "expert_neuron", coefficients, node, tail, write.unit, bound, matrix)
 
 
 def _constants(moment: Moment, run: Evaluated, maps: list[LinearMap | None]) -> list[Group]:
@@ -273,24 +277,20 @@ def _constants(moment: Moment, run: Evaluated, maps: list[LinearMap | None]) -> 
         bias = bias_of(node)
         if bias is not None:
             value = bias.double().to(moment.stream.device)[None]
-            groups.append(_vectors([Unit.bias_of(owner)], "bias", value, tail, None))
+            groups.append(_vectors([Unit.bias_of(owner)], "bias", value, i, tail, None))
         rounding = run.rounding[i]
         if isinstance(node, SumNode) and rounding is not None and rounding.any():
-            groups.append(_vectors([Unit.rounding_of(owner)], "rounding", rounding, tail, None))
+            groups.append(_vectors([Unit.rounding_of(owner)], "rounding", rounding, i, tail, None))
     return groups
 
 
-def merge_units(groups: list[Group]) -> list[Group]:
-    """Whole writes of one sublayer in several pieces (experts beside shared experts, adapters) become one part."""
-    merged: dict[tuple, list[Group]] = {}
+def join_pieces(groups: list[Group], level: Level) -> list[Group]:
+    """One part for each address: what a unit writes in several pieces (an adapter beside its matrix) is one part.
+
+    Biases and roundings are joined among sublayers only; in finer levels each keeps its own place.
+    """
+    found: dict[object, list[Group]] = {}
     for group in groups:
-        merged.setdefault((group.kind, group.units[0]), []).append(group)
-    out: list[Group] = []
-    for (kind, unit), members in merged.items():
-        if len(members) == 1:
-            out.append(members[0])
-            continue
-        total = torch.stack([member.total() for member in members]).sum(0)
-        identity = LinearMap(torch.ones_like(total)[None])
-        out.append(_vectors([unit], kind, total[None], identity, None))
-    return out
+        apart = level != "sublayers" and group.kind in ("bias", "rounding")
+        found.setdefault(id(group) if apart else (group.kind, group.sublayer, group.units[0]), []).append(group)
+    return [joined(pieces) for pieces in found.values()]

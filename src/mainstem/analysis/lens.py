@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition
-from mainstem.analysis.readout import NormConvention, check_norm, frozen_scale, logits_of, uncapped
+from mainstem.analysis.readout import NormConvention, check_norm, frozen_scale, logits_of, normed, token_rows
 from mainstem.model.graph import SumNode
 from mainstem.units import Unit
 
@@ -108,7 +108,9 @@ def spine_states(decomposition: Decomposition) -> tuple[list[int], list[Unit]]:
 def before_softmax_course(decomposition: Decomposition, ids: Int[Tensor, " top"]) -> Float[Tensor, "unit top"]:
     """Before-softmax values of chosen tokens along the stream under the frozen norm, where they add exactly.
 
-    bs_w(x + v) = bs_w(x) + bs_w(v) (Yu et al. 2023, section 3): softcaps are not applied.
+    bs_w(x + v) = bs_w(x) + bs_w(v) (Yu et al. 2023, section 3): softcaps are not applied. Computed in float64.
     """
-    frozen = lens(decomposition, "frozen")
-    return uncapped(decomposition.moment.anatomy.readout, frozen.logits[:, ids].double())
+    readout, final = decomposition.moment.anatomy.readout, decomposition.moment.stream
+    states = torch.stack([decomposition.evaluated.values[node][0] for node in spine_states(decomposition)[0]])
+    u = normed(readout, states, frozen_scale(readout, final)) @ token_rows(readout, ids).T * readout.scale
+    return u if readout.bias is None else u + readout.bias[ids].double()

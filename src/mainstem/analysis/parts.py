@@ -40,6 +40,11 @@ def pull_back(tail: LinearMap, direction: Directions) -> Directions:
     return out if direction.dim() == 2 else out[:, 0]
 
 
+def summed(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of one tensor or several."""
+    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Parts with one tail. `sublayer` is the sublayer that they refine, None for whole writes, biases, roundings.
@@ -48,7 +53,8 @@ class Group:
         units: the address of each part.
         kind: what they are.
         coefficients: [part]; what multiplies the direction (activation, pattern weight, 1).
-        tail: the map to the stream.
+        node: where in the stream graph they are added.
+        tail: the map from there to the stream.
         bound: makes [d_model], the error to expect of the group's sum against the model's own arithmetic, before
             the tail; computed when a certificate asks for it.
     """
@@ -56,9 +62,15 @@ class Group:
     units: Sequence[Unit]
     kind: str
     coefficients: Float[Tensor, " part"]
+    node: int
     tail: LinearMap
     sublayer: Unit | None
     bound: Callable[[], Tensor] | None
+
+    @property
+    def pieces(self) -> "tuple[Group, ...]":
+        """The groups that this one is the sum of, part by part: itself, unless it is `Joined`."""
+        return (self,)
 
     def places(self, unit: Unit) -> list[int]:
         """Which of the parts have this address."""
@@ -180,6 +192,55 @@ class Subvalues(Group):
         entering = torch.zeros_like(self.multiplier)
         entering[self.channels.reshape(-1)] = summed.reshape(-1)
         return self.matrix.double() @ (entering * self.multiplier)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Group):
+    """Parts that are written in several places at once, such as by a matrix and by the adapter beside it.
+
+    Each part is the sum of its pieces, and each piece has a tail of its own; `coefficients`, `node` and `tail` are
+    those of the first, and bounds are asked of the pieces.
+    """
+
+    members: tuple[Group, ...]
+
+    @property
+    def pieces(self):
+        """The groups of pieces, with the same units in the same order."""
+        return self.members
+
+    def raw(self, index):
+        """The chosen parts as they are written: the sum over the pieces, each before its own tail."""
+        return summed([piece.raw(index) for piece in self.members])
+
+    def raw_dot(self, direction):
+        """Inner products before the tails."""
+        return summed([piece.raw_dot(direction) for piece in self.members])
+
+    def raw_total(self):
+        """The sum before the tails."""
+        return summed([piece.written for piece in self.members])
+
+    def vectors(self, index):
+        """The chosen parts in the stream."""
+        return summed([piece.vectors(index) for piece in self.members])
+
+    def dot(self, direction):
+        """Inner products of the parts in the stream."""
+        return summed([piece.dot(direction) for piece in self.members])
+
+    def total(self):
+        """The sum of the parts in the stream."""
+        return summed([piece.total() for piece in self.members])
+
+
+def joined(groups: Sequence[Group]) -> Group:
+    """One group for pieces of the same units."""
+    first = groups[0]
+    if len(groups) == 1:
+        return first
+    own = (first.units, first.kind, first.coefficients, first.node, first.tail, first.sublayer)
+    return Joined(*own, None, tuple(groups))
 
 
 class UnitGrid(Sequence[Unit]):

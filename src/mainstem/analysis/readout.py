@@ -28,7 +28,7 @@ def require_linear(readout: Readout) -> None:
     """LevelRefusedError where logits are no linear function of the normed stream, so nothing adds up to them."""
     if readout.opaque is not None:
         raise LevelRefusedError(
-            "contributions to a logit need a readout that is a norm and an unembedding",
+            "Contributions to a logit need a readout that is a norm and an unembedding",
             "the readout",
             reason=readout.opaque,
             remedy="Use the logit lens, which runs the model's own readout, or decompose the stream itself.",
@@ -97,7 +97,7 @@ def uncapped(readout: Readout, logits: Tensor) -> Tensor:
 def _opaque_logits(readout: Readout, states: Float[Tensor, "unit d_model"]) -> Float[Tensor, "unit d_vocab"]:
     """Through the model's own recorded operations, as many rows at a time as were recorded."""
     if readout.program is None:
-        raise LevelRefusedError("the readout cannot be run on its own", "the readout", reason=readout.opaque)
+        raise LevelRefusedError("The readout cannot be run on its own", "the readout", reason=readout.opaque)
     count, out = readout.recorded_positions, []
     for start in range(0, len(states), count):
         rows = states[start : start + count]

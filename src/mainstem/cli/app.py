@@ -90,9 +90,8 @@ def attempt(work: Callable[[], None]) -> int:
 
 def complain(message: str, status: int = 1) -> int:
     """Prints one message on standard error."""
-    text = message[:1].upper() + message[1:] if status != INTERRUPTED else message
     red, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
-    print(f"{red}mainstem:{plain} {text}", file=sys.stderr, flush=True)
+    print(f"{red}mainstem:{plain} {message}", file=sys.stderr, flush=True)
     return status
 
 
@@ -154,7 +153,14 @@ def explain(
     for kind in chosen:
         o.choice("kind", kind, o.KINDS)
     given = run.prompt(prompt)
-    model = run.open()
+
+    def check(model) -> None:
+        from mainstem.explaining import check_options
+
+        check_options(score, norm, chosen, top)
+        model.check(given, (position,), run.common.chat, target or (), against or ())
+
+    model = run.open(check)
     with run.step("Explaining ..."):
         return model.explain(
             given, chat=run.common.chat, target=target or None, against=against or (), position=position, score=score,
@@ -173,13 +179,14 @@ def anatomy(
 ):
     """Print the structure that was discovered."""
     given = run.prompt(prompt) if prompt is not None else None
-    model = run.open()
+    chat = run.common.chat
+    model = run.open(lambda model: None if given is None else model.check(given, chat=chat))
     if given is None and shapes:
         given = DEFAULT_PROMPT if model.tokenizer is not None else list(range(5))
     with run.step("Describing ..."):
         from mainstem.describing import describe_anatomy
 
-        return describe_anatomy(model, given, chat=run.common.chat)
+        return describe_anatomy(model, given, chat=chat)
 
 
 @command
@@ -200,10 +207,10 @@ def lens(
 ):
     """Read the stream after every sublayer."""
     o.choice("norm", norm, o.NORMS)
-    given = run.prompt(prompt)
-    model = run.open()
+    given, chat = run.prompt(prompt), run.common.chat
+    model = run.open(lambda model: model.check(given, (position,), chat, tokens or ()))
     with run.step("Reading ..."):
         from mainstem.lens_reading import read_lens
 
-        trace = model.trace(given, positions=(position,), chat=run.common.chat)
+        trace = model.trace(given, positions=(position,), chat=chat)
         return read_lens(trace, tokens or (), position=position, norm=norm, top=top)  # type: ignore[arg-type]

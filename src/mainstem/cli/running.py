@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -28,11 +28,14 @@ class Run:
         self.common = common
         self._status = None
 
-    def open(self) -> "Model":
+    def open(self, check: Callable[["Model"], None]) -> "Model":
         """Opens the model that the options name, and discovers its stream.
 
+        Args:
+            check: refuses a wrong request, before the seconds that discovery takes.
+
         Raises:
-            LoadError, UsageError, AnatomyError: as `mainstem.open` and `Model.anatomy`.
+            LoadError, UsageError, AnatomyError: as `mainstem.open`, `check` and `Model.anatomy`.
         """
         common = self.common
         silence(common.quiet)
@@ -50,6 +53,7 @@ class Run:
                 attn_implementation=common.attn_implementation,
                 report=self.report,
             )
+            check(model)
         with self.step(f"Discovering the stream of {model.loaded.name} ..."):
             _ = model.anatomy
         return model
@@ -62,7 +66,7 @@ class Run:
         """
         text = _standard_input() if given == STDIN else given
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise PromptError("the prompt is not valid UTF-8", None, "Give it in UTF-8, or as token ids with --ids.")
+            raise PromptError("The prompt is not valid UTF-8", None, "Give it in UTF-8, or as token ids with --ids.")
         if not self.common.ids:
             return text
         if self.common.chat:
@@ -114,7 +118,7 @@ def _standard_input() -> str:
         text = sys.stdin.read() if stream is None else stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise PromptError(
-            "standard input is not UTF-8", f"byte {error.start}", "Convert it first, or give token ids with --ids."
+            "Standard input is not UTF-8", f"byte {error.start}", "Convert it first, or give token ids with --ids."
         ) from error
     return text.removesuffix("\n").removesuffix("\r")
 

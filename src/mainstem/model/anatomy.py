@@ -125,6 +125,8 @@ class Write:
         attention: the attention behind `source`, if that is what it is.
         neurons: whether `source` holds neurons' activations.
         experts: what to record locally where the write is a sum over experts, chosen token by token.
+        n_experts: how many experts that sum chooses from; 0 where it is none.
+        expert_width: how many neurons each of them has.
         refusals: for each level that cannot be had, the reason.
     """
 
@@ -140,6 +142,8 @@ class Write:
     shared_expert: int | None = None
     first_neuron: int = 0
     experts: ExpertSite | None = None
+    n_experts: int = 0
+    expert_width: int = 0
     refusals: dict[str, str] = field(default_factory=dict)
 
 

@@ -3,7 +3,7 @@
 Two forms are known: the fused kernel (scaled dot-product attention), whose pattern rows are recomputed from the query
 and key that it received, and a pattern times values, whose rows are taken as they are (so sinks, softcaps, ALiBi and
 dropped keys need no formula). Head h and coordinate j are found in W_O's input by following every element through the
-model's own views. Raises `LevelRefusedError` with the reason where the structure shows something else.
+model's own views. Raises `UnsplittableError` with the reason where the structure shows something else.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import AttentionCore, PreStep
 from mainstem.model.hooks import Site
 from mainstem.model.layouts import by_position, fit_output_layout, repeats
@@ -26,20 +25,21 @@ from mainstem.model.views import heads_first
 SIGNATURE = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
+class UnsplittableError(Exception):
+    """Attention that cannot be split into heads; the message is the reason."""
+
+
 def attention_core(path: Path, finder: SiteFinder, positions: int) -> AttentionCore:
     """The attention core of a path that ends at one."""
     assert path.core is not None
     before = path.steps[path.products[-1] + 1 :] if path.products else path.steps
     before = before[::-1]  # from attention's result to W_O's input
     if not path.source.tensor.is_floating_point() or path.source.tensor.numel() % positions:
-        raise LevelRefusedError("attention's result does not have one row for each position", _where(path.core))
+        raise UnsplittableError("attention's result does not have one row for each position")
     index = _follow(path.source, before).reshape(positions, -1)
     found = _fit(path.source, index, positions)
     if found is None:
-        raise LevelRefusedError(
-            "attention's result reaches the output matrix in no order of heads and positions",
-            _where(path.core),
-        )
+        raise UnsplittableError("attention's result reaches the output matrix in no order of heads and positions")
     layout, channels, sizes = found
     steps = tuple(_pre_step(i, before, finder, positions) for i, s in enumerate(before) if s.kind != "view")
     operands = _fused(path.core, layout) if path.core.name == FUSED else _unfused(path.core, path.source, layout)
@@ -60,14 +60,14 @@ def joint_core(path: Path, positions: int) -> tuple[AttentionCore, Tensor]:
     assert found is not None
     terms, output = _equation(call)
     if any(step.kind != "view" for step in path.steps):
-        raise LevelRefusedError("attention and its output matrix are one operation, and more follows", _where(call))
+        raise UnsplittableError("attention and its output matrix are one operation, and more follows")
     p, v, w = (terms[value.id] for value in (*found, weight))
     names: dict[str, str] = {}
     for char in dict.fromkeys(p + v + w):
         belongs = (char in p, char in v, char in w, char in output)
         names[char] = JOINT_AXES.get(belongs, "?")
     if sorted(names.values()) != ["b", "d", "h", "j", "s", "t"] or names[output[-1]] != "d":
-        raise LevelRefusedError("attention and its output matrix are one operation of an unknown form", _where(call))
+        raise UnsplittableError("attention and its output matrix are one operation of an unknown form")
     letter = {name: char for char, name in names.items()}
     matrix = torch.einsum(f"{w}->{letter['d']}{letter['h']}{letter['j']}", weight.tensor.detach()).flatten(1)
     n_heads, width = found[1].shape[v.index(letter["h"])], found[1].shape[v.index(letter["j"])]
@@ -96,10 +96,6 @@ JOINT_AXES = {
 def is_joint(call: Call) -> bool:
     """Whether an attention product also multiplies with a matrix."""
     return call.name == "einsum" and any(not o.active and o.tensor.dim() >= 2 for o in call.operands())
-
-
-def _where(call: Call | None) -> str:
-    return call.frame.path if call is not None and call.frame is not None else "the model"
 
 
 def _follow(start: Value, steps: list[PathStep], index: Tensor | None = None) -> Tensor:
@@ -141,20 +137,18 @@ def _pre_step(number: int, steps: list[PathStep], finder: SiteFinder, positions:
         gate = step.gate
         axes = [axis for axis, size in enumerate(gate.shape) if size == positions]
         if len(axes) != 1:
-            raise LevelRefusedError("a gate on attention's result has no axis of positions", _where(step.value.call))
+            raise UnsplittableError("a gate on attention's result has no axis of positions")
         numbers = torch.arange(gate.tensor.numel()).reshape(gate.shape)
         wanted = channels(numbers)
         rows = by_position(numbers, axes[0], 1, positions)[0]
         place = {int(value): column for column, value in enumerate(rows[0].tolist())}
         columns = torch.tensor([place.get(int(value), 0) for value in wanted[0].tolist()])
         if not torch.equal(rows[:, columns], wanted):
-            raise LevelRefusedError("a gate on attention's result mixes positions", _where(step.value.call))
+            raise UnsplittableError("a gate on attention's result mixes positions")
         return PreStep(gate_site=finder.site(gate), gate_axis=axes[0], columns=columns)
     assert step.norm is not None
     if step.norm.centred or step.norm.bias is not None:
-        raise LevelRefusedError(
-            "a centring norm between attention and its output matrix mixes the heads", _where(step.value.call)
-        )
+        raise UnsplittableError("a centring norm between attention and its output matrix mixes the heads")
     width = step.value.shape[-1]
     groups = channels((torch.arange(step.value.tensor.numel()) // width).reshape(step.value.shape))
     gain = None if step.norm.gain is None else _constant_row(_gather(step.norm.gain, channels))
@@ -191,7 +185,7 @@ def _fused(call: Call, layout: str) -> _Operands:
             slots[name] = names.index(name)
     axes = layout.split(" ")
     if axes[-1] != "t" or "(" in layout and axes[-1].endswith(")"):
-        raise LevelRefusedError("the fused attention's rows are not positions", _where(call))
+        raise UnsplittableError("the fused attention's rows are not positions")
     lead = layout[: -len(" t")] if layout != "t" else ""
     layouts = {"query": f"{lead} t d", "key": f"{lead} s d", "value": f"{lead} s j"}
     return _Operands(values, layouts, True, bound, slots)
@@ -230,7 +224,7 @@ def _equation(call: Call) -> tuple[dict[int, str], str]:
     """The indices of each operand of an einsum, by its value's id, and those of the result."""
     equation = next((a for a in call.args if isinstance(a, str)), None)
     if equation is None or "->" not in equation or "." in equation:
-        raise LevelRefusedError("an einsum without explicit output axes", _where(call))
+        raise UnsplittableError("an einsum without explicit output axes")
     inputs, output = equation.replace(" ", "").split("->")
     tensors = [leaf for leaf in leaves_of(call.args[1:]) if isinstance(leaf, Value)]
     return {value.id: term for value, term in zip(tensors, inputs.split(","), strict=True)}, output
@@ -241,7 +235,7 @@ def _einsum_layouts(call: Call, axes: list[str], pattern: Value, value: Value) -
     names = dict(zip(output, [*axes, "j"], strict=True))
     summed = [c for c in by_value[pattern.id] if c in by_value[value.id] and c not in output]
     if len(summed) != 1:
-        raise LevelRefusedError("an einsum that sums over more than the source positions", _where(call))
+        raise UnsplittableError("an einsum that sums over more than the source positions")
     names[summed[0]] = "s"
     return {
         "pattern": " ".join(names[c] for c in by_value[pattern.id]),
@@ -263,16 +257,14 @@ def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> A
             operands.layouts[name] = layout
         heads = heads_first(tensor, layout, sizes, 1)
         if heads.shape[2] != positions:
-            raise LevelRefusedError(
-                f"attention reads {heads.shape[2]} sources for {positions} positions",
-                _where(call),
-                "Its sources are not the prompt's positions, so subvalues have no meaning here.",
+            raise UnsplittableError(
+                f"attention reads {heads.shape[2]} sources for {positions} positions, so subvalues have no meaning"
             )
         groups[name] = repeats(heads)
         groups[f"{name}_heads"] = heads.shape[1]
     n_value = groups["value_heads"] // groups["value"]
     if n_heads % n_value:
-        raise LevelRefusedError(f"{n_heads} heads do not share {n_value} key/value heads evenly", _where(call))
+        raise UnsplittableError(f"{n_heads} heads do not share {n_value} key/value heads evenly")
     scale = operands.constants.get("scale")
     return AttentionCore(
         site=Site(call.frame.path, call.frame.call, "arguments", 0, call.key, call.ordinal),

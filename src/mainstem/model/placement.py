@@ -36,7 +36,7 @@ def placement_options(
         ChoiceError: An unknown dtype, or a device that this machine does not have.
     """
     if device is not None and device_map is not None:
-        raise UsageError("device and device_map were both given", remedy="Give one of them.")
+        raise UsageError("Both device and device_map were given", remedy="Give one of them.")
     options: dict[str, Any] = {}
     if device_map is not None:
         on_cpu = _is_cpu(device_map)

@@ -75,7 +75,7 @@ class SiteFinder:
                     self._positions_first(candidate),
                 )
         where = value.call.frame.path if value.call is not None and value.call.frame is not None else "the model"
-        raise RefusedError("a value of the stream is made out of sight of any module or function", where)
+        raise RefusedError("A value of the stream is made out of sight of any module or function", where)
 
     def _used_before(self, same: list[Value], frame: Frame, where: str) -> bool:
         """Whether something uses one of the equal values `same` other than through this boundary of `frame`."""

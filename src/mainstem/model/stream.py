@@ -254,9 +254,9 @@ def find_head(recording: Recording, logits: Tensor) -> tuple[Value, Value, Value
         value = active[0] if len(active) == 1 else None
     where = start.call.frame.path if start is not None and start.call is not None and start.call.frame else "logits"
     raise RefusedError(
-        "the logits are not a function of one product with an unembedding matrix",
+        "The logits are not a function of one product with an unembedding matrix",
         where or "logits",
-        "Mainstem reads predictions through that product; this model has none that it can see.",
+        "Mainstem reads predictions through that product, and sees none here",
     )
 
 
@@ -300,21 +300,21 @@ def _no_stream(walk: StreamWalk, value: Value) -> RefusedError | ParallelStreams
     count = _parallel(walk, operands)
     if count:
         return ParallelStreamsError(
-            f"this model keeps {count} parallel residual streams",
+            f"This model keeps {count} parallel residual streams",
             where,
-            "Mainstem accounts for one stream; use a model whose blocks add to a single one.",
+            "Mainstem accounts for a single one, which all blocks add to",
         )
     rows = [o.tensor.numel() // walk.width for o in operands if o.shape[-1:] == (walk.width,)]
     if rows and max(rows) > walk.positions:
         return RefusedError(
-            f"the stream has {max(rows)} positions for {walk.positions} tokens",
+            f"The stream has {max(rows)} positions for {walk.positions} tokens",
             where,
-            "The model puts positions of its own before or between the tokens.",
+            "the model puts positions of its own before or between the tokens",
         )
     return RefusedError(
-        "no sum of two stream values leads to the unembedding",
+        "No sum of two stream values leads to the unembedding",
         where,
-        "The model has no residual stream that can be seen in its operations.",
+        "the model has no residual stream that can be seen in its operations",
     )
 
 

@@ -155,8 +155,6 @@ def readout_entries(a: AnatomyDescription) -> list[tuple[str, str]]:
 
 def number_text(level: LevelRow) -> str:
     """How many units a level has."""
-    if level.units is None:
-        return "as routed"
     return f"{count(level.units)}{' × sources' if level.per_source else ''}" if level.units else "none"
 
 

@@ -33,7 +33,7 @@ class Inputs:
         length = self.length(row)
         if not -length <= position < length:
             raise PositionError(
-                f"position {position} is outside the prompt",
+                f"Position {position} is outside the prompt",
                 f"the prompt has {length} tokens",
                 f"Use 0 to {length - 1}, or -1 to {-length} counted from the end.",
             )
@@ -88,15 +88,15 @@ def make_inputs(
     limit = context_length(module)
     for ids in rows:
         if not ids:
-            raise PromptError("the prompt is empty", None, "Give at least one token of text.")
+            raise PromptError("The prompt is empty", None, "Give at least one token of text.")
         if limit is not None and len(ids) > limit:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens, the model's context {limit}", None, "Shorten the prompt."
+                f"The prompt has {len(ids)} tokens, the model's context {limit}", None, "Shorten the prompt."
             )
         for token in ids:
             if not 0 <= token < d_vocab:
                 raise TokenError(
-                    f"token id {token} is outside the vocabulary", None, f"Ids go from 0 to {d_vocab - 1}."
+                    f"Token id {token} is outside the vocabulary", None, f"Ids go from 0 to {d_vocab - 1}."
                 )
     longest = max(len(ids) for ids in rows)
     padding = tuple(longest - len(ids) for ids in rows)
@@ -106,7 +106,7 @@ def make_inputs(
         names = accepted(module)
         if "attention_mask" not in names:
             raise PromptError(
-                "this model takes no attention mask, so prompts of different lengths cannot run together",
+                "This model takes no attention mask, so prompts of different lengths cannot run together",
                 None,
                 "Trace them one at a time.",
             )

@@ -66,7 +66,7 @@ class RunTrace:
             slack = max(1e-3, 16 * torch.finfo(logits.dtype).eps)
             if not float((seen - expected).norm()) <= slack * float(expected.norm()):
                 raise PromptError(
-                    "this model does not give a padded prompt what it gives it alone",
+                    "This model does not give a padded prompt what it gives it alone",
                     f"prompt {row} of the batch",
                     "Trace prompts of different lengths one at a time.",
                 )
@@ -98,7 +98,7 @@ class RunTrace:
         indices = self.anatomy.writes_of(wanted)
         if not indices:
             known = ", ".join(str(u) for u in self.anatomy.sublayers()[:8])
-            raise UnitError(f"the model has no sublayer {wanted}", None, f"It has {known}, ...")
+            raise UnitError(f"The model has no sublayer {wanted}", None, f"It has {known}, ...")
         return torch.stack([self._tokens(self._captures[0].writes[i], row) for i in indices]).sum(0)
 
     def stream(self, layer: int, row: int = 0) -> Float[Tensor, "pos d_model"]:
@@ -124,7 +124,7 @@ class RunTrace:
         layer, what = int(found[1]), found[2]
         if layer >= len(self.anatomy.blocks):
             last = len(self.anatomy.blocks) - 1
-            raise UnitError(f"the model has no block {layer}", name, f"Blocks go from 0 to {last}.")
+            raise UnitError(f"The model has no block {layer}", name, f"Blocks go from 0 to {last}.")
         if what in ("attn_out", "mlp_out"):
             return self.write(f"L{layer}.{what.removesuffix('_out')}")
         if what == "resid_pre":
