@@ -70,14 +70,18 @@ def verify_trace(
     ids = trace.inputs.ids[row : row + 1, trace.inputs.padding[row] :]
     forward = base_arguments(model.module)
     runs = AblatedRuns(model.module, model.anatomy, ids, place, **forward)
-    ranker = _Ranker(trace, target, counts, score, norm, position, row)
+    ranker = Ranker(trace, [name for name in counts if counts[name]], score, norm, position, row)
+
+    def top(wanted: Sequence[int]) -> list[Place]:
+        return ranker.top(another(target, wanted), counts)
+
     generator = torch.Generator().manual_seed(model.seed)
     question = Question(
         runs=runs,
         neurons=NeuronMap(model.anatomy),
         groups=ranker.groups(),
         ids=target.ids,
-        top=ranker.top,
+        top=top,
         others=_others(model, runs.clean, target, draws, generator),
         reference=_reference(model),
         draws=draws,
@@ -85,7 +89,7 @@ def verify_trace(
         seed=model.seed,
     )
     made = verify(question)
-    return replace(made, elsewhere=_elsewhere(trace, question, ranker.top(target.ids)))
+    return replace(made, elsewhere=_elsewhere(trace, question, top(target.ids)))
 
 
 def _check(trace: "Trace", counts: Mapping[str, int], target: Target) -> None:
@@ -100,45 +104,62 @@ def _check(trace: "Trace", counts: Mapping[str, int], target: Target) -> None:
         raise UsageError("A causal verdict needs a target of tokens", target.text, "Name a token or a set of tokens.")
 
 
-class _Ranker:
-    """The top units for any token under one score."""
+class Ranker:
+    """The top neurons of a run for any target under one score.
+
+    Args:
+        trace: the run.
+        names: which kinds: `ffn`, `attention`.
+        score: what ranks them.
+        norm: `frozen` or `recompute`.
+        position: the destination, negative from the end.
+        row: which prompt of a batch.
+
+    Raises:
+        LevelRefusedError: if the model has none of these kinds, or its neurons cannot be had.
+    """
 
     def __init__(
-        self, trace: "Trace", target: Target, counts: Mapping[str, int], score: str, norm, position: int, row: int
+        self,
+        trace: "Trace",
+        names: Sequence[str] = tuple(KINDS),
+        score: str = "increase",
+        norm: NormConvention = "frozen",
+        position: int = -1,
+        row: int = 0,
     ) -> None:
-        self.target, self.score, self.norm = target, score, norm
-        self.counts = {kind: count for kind, count in counts.items() if count}
-        levels = {KIND_LEVELS[kind] for name in self.counts for kind in KINDS[name]}
+        self.score, self.norm = score, norm
+        levels = {KIND_LEVELS[kind] for name in names for kind in KINDS[name]}
         self.decompositions = {level: trace.decompose(level, position, row) for level in sorted(levels)}  # type: ignore[arg-type]
-        for name in list(self.counts):
-            if not any(group.kind in KINDS[name] for group in self.groups()):
-                del self.counts[name]
-        if not self.counts:
+        self.names = [name for name in names if self.groups(name)]
+        if not self.names:
             raise LevelRefusedError("No neurons that can be taken out", reason="the model has none of these kinds")
 
-    def groups(self) -> list[Group]:
+    def groups(self, *names: str) -> list[Group]:
         """The groups of parts that hold the candidates."""
-        kinds = {kind for name in self.counts for kind in KINDS[name]}
+        kinds = {kind for name in names or self.names for kind in KINDS[name]}
         made = self.decompositions.values()
         return [group for decomposition in made for group in decomposition.groups if group.kind in kinds]
 
-    def top(self, ids: Sequence[int]) -> list[Place]:
-        """The top units for these tokens, kind by kind."""
+    def top(self, target: Target, counts: Mapping[str, int], score: str | None = None) -> list[Place]:
+        """The top units for a target, kind by kind."""
         found: list[Place] = []
-        wanted = self._target(tuple(ids))
-        for name, count in self.counts.items():
-            level = KIND_LEVELS[KINDS[name][0]]
-            own = {level: self.decompositions[level]}
-            values = rank(own, wanted, self.score, self.norm, set(KINDS[name]), False, False, count).values
-            found += [(value.group, value.index) for value in values]
+        for name in self.names:
+            if counts.get(name):
+                level = KIND_LEVELS[KINDS[name][0]]
+                own = {level: self.decompositions[level]}
+                kinds = set(KINDS[name])
+                made = rank(own, target, score or self.score, self.norm, kinds, False, False, counts[name])
+                found += [(value.group, value.index) for value in made.values]
         return found
 
-    def _target(self, ids: tuple[int, ...]) -> Target:
-        """The target itself, or another token against the same rivals."""
-        if ids == self.target.ids:
-            return self.target
-        rivals = [token for token in (*self.target.against, *self.target.ids) if token not in ids]
-        return Target(ids=ids, against=tuple(rivals) if self.target.against else ())
+
+def another(target: Target, ids: Sequence[int]) -> Target:
+    """The target itself, or the same question about other tokens: against the same rivals, where it has any."""
+    if tuple(ids) == target.ids:
+        return target
+    rivals = [token for token in (*target.against, *target.ids) if token not in ids]
+    return Target(ids=tuple(ids), against=tuple(rivals) if target.against else ())
 
 
 def _others(model: "Model", logits: torch.Tensor, target: Target, draws: int, generator) -> dict[str, list[int]]:
