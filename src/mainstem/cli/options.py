@@ -19,6 +19,7 @@ NORMS = ("frozen", "recompute")
 KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 PLACES = ("last", "all")
+EXPERIMENTS = ("knowledge", "paris")
 ABLATED = {"ffn": 25, "attention": 75}
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html"}

@@ -1,8 +1,9 @@
 """Results as tables, JSON and HTML. A report renders the plain data of a result and computes nothing.
 
-    explain   Explanation         ->  explain_terminal   explain_page
-    anatomy   AnatomyDescription  ->  anatomy_terminal   anatomy_page
-    lens      LensReading         ->  lens_terminal      lens_page
+    explain   Explanation         ->  explain_terminal    explain_page
+    anatomy   AnatomyDescription  ->  anatomy_terminal    anatomy_page
+    lens      LensReading         ->  lens_terminal       lens_page
+    reproduce Experiment          ->  experiment_terminal experiment_page
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
@@ -14,6 +15,7 @@ from typing import Protocol
 from rich.console import Console
 
 from mainstem.description import AnatomyDescription, LensReading
+from mainstem.experiments.outcome import Experiment
 from mainstem.explanation import Explanation
 from mainstem.report.text import finite
 
@@ -46,6 +48,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.anatomy_terminal import print_anatomy
 
         print_anatomy(console, result)
+    elif isinstance(result, Experiment):
+        from mainstem.report.experiment_terminal import print_experiment
+
+        print_experiment(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -77,4 +83,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.anatomy_page import anatomy_page
 
         return anatomy_page(result)
+    if isinstance(result, Experiment):
+        from mainstem.report.experiment_page import experiment_page
+
+        return experiment_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from mainstem.explanation import CheckSummary, Provenance
-from mainstem.report.text import count, gaps, plural, scientific, shortened, visible
+from mainstem.report.text import count, gaps, plural, scientific, shortened, visible, visible_or
 
 THEME = Theme(
     {
@@ -152,13 +152,8 @@ def notices(warnings: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> list
     for warning in warnings:
         table.add_row(Text("!", "warn"), Text(warning["code"], "title"), Text(warning["text"]))
     for note in notes:
-        table.add_row(Text("i", "for"), Text("note", "title"), Text(visible_line(note)))
+        table.add_row(Text("i", "for"), Text("note", "title"), Text(visible_or(note)))
     return [heading("Warnings" if warnings else "Notes"), table]
-
-
-def visible_line(text: str) -> str:
-    """A sentence of Mainstem's own with what a token in it may have brought along made visible, spaces kept."""
-    return " ".join(visible(word) if word else "" for word in text.split(" "))
 
 
 def provenance_line(p: Provenance) -> Padding:

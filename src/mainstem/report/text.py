@@ -71,6 +71,11 @@ def visible(token: str) -> str:
     return "".join(out) or EMPTY
 
 
+def visible_or(text: str) -> str:
+    """A text of Mainstem's own as it is, with what a token in it may have brought along made visible; spaces stay."""
+    return " ".join(visible(word) if word else "" for word in text.split(" "))
+
+
 def shortened(text: str, length: int) -> str:
     """A text cut to a length, with an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,49 @@
+"""An experiment as a page: claims with their findings first, then figures and tables."""
+
+from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure
+from mainstem.report import page as p
+from mainstem.report.charts import interval_bars
+from mainstem.report.experiment_text import MARKS, cell_text, is_number
+
+
+def experiment_page(e: Experiment) -> str:
+    """The page of an experiment."""
+    body = [
+        p.model_line(f"reproduce {e.name}", e.model, e.provenance),
+        f"<h1>{p.esc(e.title)}</h1>",
+        f"<p>{p.esc(e.question)}</p>",
+        p.section("Claims", "what was published, what was measured here, and what chance does", _claims(e.claims)),
+        *(_figure(figure) for figure in e.figures),
+        *(_table(table) for table in e.tables if table.rows),
+        p.notices(e.warnings, e.notes),
+    ]
+    return p.page(f"{e.title}, {e.model['name']}", body, e.provenance, e.as_dict())
+
+
+def _claims(claims: list[Claim]) -> str:
+    css = {"reproduced": "pos", "in part": "", "not reproduced": "neg", "measured": "quiet"}
+    heads = [("claim", ""), ("finding", ""), ("published", ""), ("measured", ""), ("null", "")]
+    rows = []
+    for claim in claims:
+        finding = f'<strong class="{css[claim.finding]}">{MARKS[claim.finding]} {p.esc(claim.finding)}</strong>'
+        published = f'{p.esc(claim.published)}<br><span class="quiet">{p.esc(claim.source)}</span>'
+        cells = [p.cell(p.esc(claim.claim)), p.cell(finding), p.cell(published), p.cell(p.esc(claim.measured))]
+        rows.append(p.row(*cells, p.cell(p.esc(claim.null), "quiet")))
+    return p.table(heads, rows, "prose")
+
+
+def _figure(figure: Figure) -> str:
+    bars = [(label, bar.mean, bar.low, bar.high) for label, bar in zip(figure.labels, figure.bars, strict=True)]
+    return p.section(
+        figure.title, "mean and bootstrap interval of 95 % over prompts", interval_bars(bars, figure.title)
+    )
+
+
+def _table(table: ExperimentTable) -> str:
+    numeric = [all(is_number(row[i]) for row in table.rows) for i in range(len(table.heads))]
+    heads = [(head, "num" if number else "") for head, number in zip(table.heads, numeric, strict=True)]
+    rows = [
+        p.row(*(p.cell(p.esc(cell_text(v)), "num" if n else "") for v, n in zip(row, numeric, strict=True)))
+        for row in table.rows
+    ]
+    return p.section(table.title, p.esc(table.caption), p.table(heads, rows))

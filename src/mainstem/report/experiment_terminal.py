@@ -1,0 +1,50 @@
+"""An experiment for the terminal: its tables, then its claims, what was published and what was measured."""
+
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable
+from mainstem.report import terminal as t
+from mainstem.report.experiment_text import MARKS, cell_text, is_number
+from mainstem.report.text import visible_or
+
+STYLES = {"reproduced": "ok", "in part": "warn", "not reproduced": "fail", "measured": "quiet"}
+
+
+def print_experiment(console: Console, experiment: Experiment) -> None:
+    """Prints an experiment, as wide as the console is."""
+    e = experiment
+    console.print(*t.title_rows(f"reproduce {e.name}", e.model, e.provenance), sep="\n")
+    console.print(t.labelled("question", Text(visible_or(e.question))))
+    for table in e.tables:
+        if table.rows:
+            console.print(t.heading(table.title, table.caption), _table(table), sep="\n")
+    console.print(t.heading("Claims", "what was published, what was measured here, and what chance does"))
+    for claim in e.claims:
+        console.print(*_claim(claim), sep="\n")
+    for part in t.notices(e.warnings, e.notes):
+        console.print(part)
+    console.print(t.provenance_line(e.provenance))
+
+
+def _table(table: ExperimentTable) -> Table:
+    made = t.lined()
+    for i, head in enumerate(table.heads):
+        numeric = all(is_number(row[i]) for row in table.rows)
+        made.add_column(head, justify="right" if numeric else "left", overflow="fold")
+    for row in table.rows:
+        made.add_row(*(Text(cell_text(value)) for value in row))
+    return made
+
+
+def _claim(claim: Claim) -> Sequence[RenderableType]:
+    style = STYLES[claim.finding]
+    title = Text.assemble((f"{MARKS[claim.finding]} {claim.finding}", style), "  ", (visible_or(claim.claim), "title"))
+    table = t.grid({"width": 11, "style": "quiet", "no_wrap": True}, {})
+    table.add_row("  published", Text(f"{claim.published} ({claim.source})", "quiet"))
+    table.add_row("  measured", Text(visible_or(claim.measured)))
+    table.add_row("  null", Text(visible_or(claim.null), "quiet"))
+    return [title, table]
