@@ -1,7 +1,7 @@
 """One prompt of the six-relations evaluation: its rankings, and what taking out what they name does."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -169,25 +169,19 @@ def top_by_rank(table: Scores, ranks: Ranks, name: str) -> list[Scored]:
 
 
 def top_probability_increase(ranker: Ranker, target: Target, count: int) -> list[Place]:
-    """By p(w | x + v) - p(w | x): of one base it is monotone in the log-probability increase, so each layer's top do."""
+    """By p(w | x + v) - p(w | x): in each layer its order is that of the increase."""
     made = ranker.decompositions["units"]
     readout = made.moment.anatomy.readout
     scale = frozen_scale(readout, made.moment.stream)
     found: list[tuple[float, tuple[int, ...], Place]] = []
     for group, entry in owners(made, FFN):
-        alone = {"units": _only(made, group)}
+        alone = {"units": replace(made, groups=[group])}
         best = rank(alone, target, "increase", "frozen", {group.kind}, False, False, count)
         before = float(logits_of(readout, entry.base[None], scale).double().log_softmax(-1)[0, target.token_id].exp())
         for part in best.values:
             gain = before * float(torch.tensor(part.score, dtype=torch.float64).expm1())
             found.append((-gain, part.unit.sort_key, (part.group, part.index)))
     return [place for _, _, place in sorted(found, key=lambda row: row[:2])[:count]]
-
-
-def _only(decomposition, group):
-    from dataclasses import replace
-
-    return replace(decomposition, groups=[group])
 
 
 def random_sets(pool: Pool, chosen: Sequence[Place], draws: int) -> dict[str, list[list[Unit]]]:
@@ -215,10 +209,8 @@ def named_sets(
 def increases_of(ranker: Ranker, target: Target) -> list[tuple[Unit, float]]:
     """The value units by increase: 25 FFN and 75 attention neurons, with their scores in nats."""
     found: list[tuple[Unit, float]] = []
-    for level, kinds, count in (
-        ("units", FFN, SMALL["ffn"]),
-        ("attention_neurons", {"attention_neuron"}, SMALL["attention"]),
-    ):
+    wanted = {"units": (FFN, SMALL["ffn"]), "attention_neurons": ({"attention_neuron"}, SMALL["attention"])}
+    for level, (kinds, count) in wanted.items():
         own = {level: ranker.decompositions[level]}
         values = rank(own, target, "increase", "frozen", kinds, False, False, count).values
         found += [(part.unit, part.score) for part in values]

@@ -1,4 +1,4 @@
-"""The Paris case: "The capital of France is" -> " Paris", told by its units (Yu, "Exploring the Residual Stream", 2023).
+"""The Paris case: "The capital of France is" -> " Paris", told by its units (Yu, Exploring the Residual Stream, 2023).
 
 Some attention subvalues say "Paris is related to France", some FFN subvalues say "Paris is a capital", and those are
 activated by attention subvalues that read " capital". Against a capital of another country attention should decide,
@@ -250,7 +250,7 @@ def _ablations(verdict: "Verification") -> ExperimentTable:
     rows = [[row.name, row.method, row.units, row.outcome.probability, row.outcome.rank] for row in verdict.rows]
     return ExperimentTable(
         "Units taken out",
-        "the answer's probability without the top units by increase; mean, resample: values of a reference text instead",
+        "without the top units by increase; mean, resample: values of a reference text in their place",
         ["taken out", "method", "units", "probability", "rank"],
         [["nothing", "", 0, verdict.before.probability, verdict.before.rank], *rows],
     )
