@@ -12,10 +12,11 @@ from torch import Tensor
 
 from mainstem.model.anatomy import Read
 from mainstem.model.behaviour import index_map
+from mainstem.model.head_norms import head_norm
 from mainstem.model.labels import Labelled
-from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
+from mainstem.model.norms import Norm
 from mainstem.model.paths import FUSED, Path, linear_map, pattern_operands
-from mainstem.model.program import Program, dependents, extract, one_call, probe_like
+from mainstem.model.program import one_call
 from mainstem.model.recorder import Call, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import PRODUCTS, StreamWalk, is_weight_product
@@ -236,7 +237,7 @@ def _read(
         module=value.call.frame.path if value.call.frame is not None else "",
         site=finder.site(value),
         dtype=value.tensor.dtype,
-        head_norm=None if operand is None or roles.roles[value.id] == ["value"] else _head_norm(operand, value),
+        head_norm=None if operand is None or roles.roles[value.id] == ["value"] else head_norm(operand, value),
     )
     return read, source, stream
 
@@ -245,42 +246,3 @@ def _rows(value: Value, positions: int) -> int | None:
     """The number of positions, where the result has them on its first axis (that is longer than one)."""
     first = next((size for size in value.shape if size != 1), 1)
     return positions if first == positions else None
-
-
-def _head_norm(operand: Value, product: Value) -> Norm | None:
-    """The norm of queries or keys between their projection and attention, if there is one."""
-    whole = extract(operand, [product])
-    if whole is None or _linear(whole, product):
-        return None
-    for value in reversed(dependents(operand, [product])):
-        norm = _norm_at(value, product)
-        if norm is not None:
-            return norm
-    return None
-
-
-def _linear(program: Program, source: Value) -> bool:
-    """Whether twice the input gives twice the result: then there is no norm in between."""
-    probe = probe_like(source, 7)
-    try:
-        one, two = program(probe), program(2 * probe)
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return False
-    return bool((two - 2 * one).norm() <= 100 * PROBE * one.norm())
-
-
-def _norm_at(value: Value, product: Value) -> Norm | None:
-    frontier = {value.id: value}
-    for _ in range(10):
-        latest = frontier.pop(max(frontier))
-        if latest.call is None or latest.id <= product.id:
-            return None
-        frontier |= {o.id: o for o in latest.call.active_operands()}
-        if len(frontier) == 1:
-            source = next(iter(frontier.values()))
-            if source.shape == value.shape and value.tensor.is_floating_point():
-                program = extract(value, [source])
-                if program is None or len(program.calls) < 1:
-                    return None
-                return fit_norm(program, source.tensor, value.tensor, *constants_of(program))
-    return None
