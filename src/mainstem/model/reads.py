@@ -1,7 +1,8 @@
 """What reads the stream: every product of a matrix with a stream value, the norm before it, and what it is for.
 
 The role of a matrix is where its result goes: to attention's query, key or value; through a non-linearity to neurons
-(gate), or to them linearly (up); to the choice of experts (router); to a mixer (input).
+(gate), or to them linearly (up); to the choice of experts (router); to a factor of what is written (output_gate); to a
+mixer (input).
 """
 
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ def find_reads(
     known = {value.id for value in values}
     resolver = _Resolver(walk, known)
     roles = _roles(labelled)
+    _note_output_gates(roles, walk, values, labelled)
     found: list[tuple[Read, Value, Value]] = []
     for value in recording.values:
         call = value.call
@@ -143,6 +145,21 @@ def _roles(labelled: Labelled) -> _Roles:
     return out
 
 
+def _note_output_gates(out: _Roles, walk: StreamWalk, values: list[Value], labelled: Labelled) -> None:
+    """Products behind the factors that a write gets on its way into the stream, such as a shared expert's gate."""
+    unit_of = {path.write.id: write.unit for write, path in zip(labelled.writes, labelled.paths, strict=True)}
+    known = {value.id for value in values}
+    for value in values:
+        for term in walk.step(value).terms:
+            if term.gate is None:
+                continue
+            gated = term.value
+            while gated.id not in unit_of:
+                gated = max((t.value for t in walk.step(gated).terms), key=lambda v: v.id)
+            for product in _products_behind(term.gate, known):
+                out.note(product, unit_of[gated.id], "output_gate")
+
+
 def attention_operands(core: Call) -> dict[str, Value]:
     """query, key and value of an attention product, as far as they can be seen."""
     if core.name == FUSED:
@@ -219,7 +236,8 @@ def _reaches_product_by_views(value: Value) -> bool:
 def _read(
     value: Value, source: Value, walk: StreamWalk, resolver: _Resolver, roles: _Roles, finder: SiteFinder
 ) -> tuple[Read, Value, Value] | None:
-    found = linear_map(value, source, _rows(value, walk.positions))
+    axis = _position_axis(value, walk.positions)
+    found = linear_map(value, source, axis=axis)
     if found is None:
         return None
     matrix, bias = found
@@ -238,11 +256,15 @@ def _read(
         site=finder.site(value),
         dtype=value.tensor.dtype,
         head_norm=None if operand is None or roles.roles[value.id] == ["value"] else head_norm(operand, value),
+        axis=axis if axis is not None and any(size != 1 for size in value.shape[:axis]) else None,
     )
     return read, source, stream
 
 
-def _rows(value: Value, positions: int) -> int | None:
-    """The number of positions, where the result has them on its first axis (that is longer than one)."""
-    first = next((size for size in value.shape if size != 1), 1)
-    return positions if first == positions else None
+def _position_axis(value: Value, positions: int) -> int | None:
+    """The axis of the result that has the positions, where it is not plain that rows are its last axis."""
+    axes = [axis for axis, size in enumerate(value.shape) if size == positions]
+    first = next((axis for axis, size in enumerate(value.shape) if size != 1), 0)
+    if first in axes:
+        return first
+    return axes[0] if len(axes) == 1 and value.tensor.dim() > 2 else None

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite, PreStep, Write
+from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite, Write
 from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_sum
 from mainstem.model.graph import Gate, SumNode
 from mainstem.model.hooks import Site, Tap, tapped
@@ -152,7 +152,7 @@ def _keep_stream(keeper: _Keeper, anatomy: Anatomy, out: Captured) -> None:
     for i, write in enumerate(anatomy.writes):
         keeper.keep(write.site, _ordered(_setter(out.writes, i), out.order, i), keeper.by_token)
     for i, read in enumerate(anatomy.reads):
-        keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at)
+        keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at if read.axis is None else _rows(keeper, read.axis))
     for i, block in enumerate(anatomy.blocks):
         keeper.keep(block.input_site, _setter(out.block_inputs, i), keeper.rows_at)
     for node in anatomy.graph.nodes:
@@ -190,11 +190,12 @@ def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> Non
     keeper.taps.append((core.site, _attention_tap(keeper, core, run)))
     for step in core.steps:
         if step.gate_site is not None:
-            keeper.keep(step.gate_site, _setter(run.gates, step.gate_site), _gate_rows(keeper, step))
+            keeper.keep(step.gate_site, _setter(run.gates, step.gate_site), _rows(keeper, step.gate_axis))
 
 
-def _gate_rows(keeper: _Keeper, step: PreStep):
-    return lambda t, site: keeper.at(by_position(t, step.gate_axis, keeper.batch, keeper.positions))
+def _rows(keeper: _Keeper, axis: int):
+    """Rows at the destinations of what has its positions on an axis of its own."""
+    return lambda t, site: keeper.at(by_position(t, axis, keeper.batch, keeper.positions))
 
 
 def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
