@@ -173,6 +173,15 @@ class Read:
 
 
 @dataclass(frozen=True, eq=False)
+class ExpertRead:
+    """What the experts of a sublayer read: `node` of the stream graph, in the module call that `site` records."""
+
+    unit: Unit
+    site: ExpertSite
+    node: int
+
+
+@dataclass(frozen=True, eq=False)
 class Block:
     """One block in the order of execution: its module, which call of it, and the stream value that enters."""
 
@@ -238,6 +247,7 @@ class Anatomy:
     positions: str
     dtype: torch.dtype
     notes: tuple[str, ...] = ()
+    expert_reads: tuple[ExpertRead, ...] = ()
 
     def sublayers(self) -> list[Unit]:
         """Embeddings and sublayers in the order in which they write."""

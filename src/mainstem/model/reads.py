@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mainstem.model.anatomy import Read
+from mainstem.model.anatomy import ExpertRead, ExpertSite, Read
 from mainstem.model.behaviour import index_map
+from mainstem.model.expert_reads import experts_source
 from mainstem.model.head_norms import head_norm
 from mainstem.model.labels import Labelled
 from mainstem.model.norms import Norm
@@ -29,8 +30,13 @@ class Reads:
     """Reads with the values they read; `finish` gives them their nodes in the graph."""
 
     found: list[tuple[Read, Value, Value]]
+    experts: list[tuple[Unit, ExpertSite, Value]]
     inputs: list[Value]
     query_width: dict[Unit, int] = field(default_factory=dict)
+
+    def finish_experts(self, node_of: Mapping[int, int]) -> list[ExpertRead]:
+        """What experts read, with its place in the stream graph."""
+        return [ExpertRead(unit, site, node_of[value.id]) for unit, site, value in self.experts]
 
     def finish(self, node_of: Mapping[int, int]) -> list[Read]:
         """The reads with their places in the stream graph."""
@@ -58,7 +64,18 @@ def find_reads(
         read = _read(value, active[0], walk, resolver, roles, finder)
         if read is not None:
             found.append(read)
-    return Reads(found, [value for _, value, _ in found])
+    experts = _expert_reads(labelled, resolver)
+    return Reads(found, experts, [value for _, value, _ in found] + [value for _, _, value in experts])
+
+
+def _expert_reads(labelled: Labelled, resolver: "_Resolver") -> list[tuple[Unit, ExpertSite, Value]]:
+    found = []
+    for write, path, inputs in zip(labelled.writes, labelled.paths, labelled.inputs, strict=True):
+        if write.experts is not None:
+            source = experts_source(path.write, inputs, resolver.resolves)
+            if source is not None:
+                found.append((write.unit, write.experts, source))
+    return found
 
 
 class _Resolver:
