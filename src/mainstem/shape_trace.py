@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from mainstem.session import Model, Trace
 
 STREAM = ["batch", "pos", "d_model"]
-MATRICES = {"query": "W_Q", "key": "W_K", "value": "W_V", "gate": "W_gate", "up": "W_in", "router": "W_router"}
-RESULTS = {"query": "q", "key": "k", "value": "v", "gate": "gate", "up": "up", "router": "router"}
+MATRICES = {"query": "W_Q", "key": "W_K", "value": "W_V", "gate": "W_gate", "up": "W_in", "router": "W_router",
+            "output_gate": "W_output_gate"}  # fmt: skip
+RESULTS = {"query": "q", "key": "k", "value": "v", "gate": "gate", "up": "up", "router": "router",
+           "output_gate": "output gate"}  # fmt: skip
 WIDTHS = {"query": "n_heads d_head", "key": "n_key_value_heads d_head", "value": "n_key_value_heads d_head",
           "gate": "d_mlp", "up": "d_mlp", "router": "n_experts"}  # fmt: skip
 

@@ -150,21 +150,35 @@ def _is_refined(decomposition: Decomposition, index: int) -> bool:
 
 
 def check_reads(decomposition: Decomposition) -> Check:
-    """Every read of the anatomy recomputed at the destination."""
+    """Every read of the anatomy, and what each expert met there reads, recomputed at the destination."""
     moment, run = decomposition.moment, decomposition.evaluated
     found: list[tuple[str, float, float]] = []
     for read, observed in zip(moment.anatomy.reads, moment.reads, strict=True):
         x = run.values[read.node][0].double()
-        expected = read.weight.double() @ x
-        if read.bias is not None:
-            expected = expected + read.bias.double()
-        slack = x.abs() * 8 * max(torch.finfo(read.dtype).eps, torch.finfo(torch.float32).eps)
-        bound = SAFETY * float(product_bound(read.weight, x, read.dtype, slack).norm())
-        size = float(observed.double().norm()) or 1.0
-        error = float((expected - observed.double()).norm())
-        found.append((f"{'/'.join(read.roles)} of {read.unit} ({read.module})", error / size, bound / size))
+        errors = _product_error(read.weight, read.bias, x, observed, read.dtype)
+        found.append((f"{'/'.join(read.roles)} of {read.unit} ({read.module})", *errors))
+    for read in moment.anatomy.expert_reads:
+        x = run.values[read.node][0].double()
+        for made in moment.expert_reads[read.site]:
+            for row, expert in enumerate(made.rows.expert.tolist()):
+                bias = None if made.rows.bias is None else made.rows.bias[row]
+                errors = _product_error(made.rows.of(row), bias, x, made.result[row], made.result.dtype)
+                found.append((f"expert {expert} of {read.unit} ({read.site.path})", *errors))
     found.append(("the readout: final norm, unembedding, scale and softcap", *_readout_error(decomposition)))
     return summary(found)
+
+
+def _product_error(
+    weight: Tensor, bias: Tensor | None, x: Tensor, observed: Tensor, dtype: torch.dtype
+) -> tuple[float, float]:
+    """What a matrix gave in the run against weight @ x + bias: relative error and its bound."""
+    expected = weight.double() @ x
+    if bias is not None:
+        expected = expected + bias.double()
+    slack = x.abs() * 8 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    bound = SAFETY * float(product_bound(weight, x, dtype, slack).norm())
+    size = float(observed.double().norm()) or 1.0
+    return float((expected - observed.double()).norm()) / size, bound / size
 
 
 def summary(found: list[tuple[str, float, float]]) -> Check:

@@ -152,7 +152,10 @@ class Read:
     """One matrix that reads the stream.
 
     `node` of the stream graph is what it reads, after its norm; `roles` say what for (query, key, value, gate, up,
-    router, input); `site` is where the result can be seen, and `norm` the norm it is read through.
+    router, output_gate, input); `site` is where the result can be seen, and `norm` the norm it is read through.
+    `head_norm` is the norm of queries or keys between the matrix and attention, over as many of its rows as its gain
+    has entries in the last axis; a gain of two axes is each head's own. `axis` is where the result has its positions,
+    if not in front.
     """
 
     unit: Unit
@@ -166,6 +169,16 @@ class Read:
     site: Site
     dtype: torch.dtype
     head_norm: Norm | None = None
+    axis: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertRead:
+    """What the experts of a sublayer read: `node` of the stream graph, in the module call that `site` records."""
+
+    unit: Unit
+    site: ExpertSite
+    node: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +247,7 @@ class Anatomy:
     positions: str
     dtype: torch.dtype
     notes: tuple[str, ...] = ()
+    expert_reads: tuple[ExpertRead, ...] = ()
 
     def sublayers(self) -> list[Unit]:
         """Embeddings and sublayers in the order in which they write."""

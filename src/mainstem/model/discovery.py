@@ -90,6 +90,7 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
         positions=_position_scheme(labelled.writes),
         dtype=root.tensor.dtype,
         notes=tuple(labelled.notes),
+        expert_reads=tuple(reads.finish_experts(node_of)),
     )
 
 

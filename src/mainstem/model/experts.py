@@ -118,7 +118,7 @@ def expert_products(result: Value, inputs: Sequence[Value] = ()) -> list[Value]:
         if value.id in seen or call is None or call.func is None:
             continue
         seen.add(value.id)
-        if call.name in PRODUCTS and _data_operand(call) is not None:
+        if call.name in PRODUCTS and data_operand(call) is not None:
             found[value.id] = value
             continue
         for operand in call.active_operands():
@@ -156,7 +156,7 @@ def _is_gathered_weight(value: Value) -> bool:
     return False
 
 
-def _data_operand(call: Call) -> Value | None:
+def data_operand(call: Call) -> Value | None:
     """The activations among a product's operands, if the other one is a weight."""
     floating = [o for o in call.operands() if o.tensor.is_floating_point() and o.tensor.dim() >= 2]
     data = [o for o in floating if o.active and not _is_gathered_weight(o)]
@@ -185,7 +185,7 @@ def expert_parts(result: Value, inputs: Sequence[Value] = ()) -> ExpertParts:
     if program is None:
         raise UnreadableError("the sum over experts is changed through an alias")
     constant, weights = _weights(program, products, width)
-    rows = tuple(_rows(product, weight, width) for product, weight in zip(products, weights, strict=True))
+    rows = tuple(expert_rows(product, weight, width) for product, weight in zip(products, weights, strict=True))
     return ExpertParts(rows, constant)
 
 
@@ -219,14 +219,19 @@ def _weights(program: Program, products: list[Value], width: int) -> tuple[Tenso
     return constant, weights
 
 
-def _rows(product: Value, weight: Tensor, width: int) -> ExpertRows:
+def expert_rows(product: Value, weight: Tensor, width: int) -> ExpertRows:
+    """The rows of a product of experts' matrices, each `width` wide, with their weights [positions, rows].
+
+    Raises:
+        UnreadableError: with the reason, if the rows are not a matrix times what they read.
+    """
     call = product.call
     assert call is not None
-    data = _data_operand(call)
+    data = data_operand(call)
     assert data is not None
     out = product.tensor.reshape(-1, width)
     n_rows = out.shape[0]
-    flat, hidden = _hidden(data.tensor, product.tensor, width)
+    flat, hidden = hidden_rows(data.tensor, product.tensor, width)
     program = one_call(product, [data])
     assert program is not None
     bias = program(zeros_like(data)).reshape(-1, width)
@@ -239,7 +244,7 @@ def _rows(product: Value, weight: Tensor, width: int) -> ExpertRows:
     raise UnreadableError("an expert's rows are not its matrix times its neurons")
 
 
-def _hidden(data: Tensor, product: Tensor, width: int) -> tuple[Tensor, int]:
+def hidden_rows(data: Tensor, product: Tensor, width: int) -> tuple[Tensor, int]:
     """[rows, d_mlp]: the neurons' activations row by row."""
     n_rows = product.numel() // width
     if data.numel() % n_rows == 0 and data.dim() and data.shape[-1] == 1:
@@ -309,7 +314,7 @@ def _expert_number(weight: Value, call: Call) -> int:
 def _stacked(product: Value) -> int | None:
     """How many experts' matrices lie in one tensor with the one that a product uses; None where each is its own."""
     assert product.call is not None
-    value = _weight_operand(product.call, _data_operand(product.call))
+    value = _weight_operand(product.call, data_operand(product.call))
     if value.active:  # chosen by token
         return _gathered(value)[0].shape[0]
     while value.tensor.dim() < 3 and value.call is not None:
@@ -353,12 +358,12 @@ def zeroed_change(result: Value, position: int, generator: torch.Generator) -> t
     rows, product = parts.rows[k], products[k]
     neuron = int(torch.randint(rows.hidden.shape[1], (1,), generator=generator))
     assert product.call is not None
-    data = _data_operand(product.call)
+    data = data_operand(product.call)
     assert data is not None
     program = extract(result, [data])
     if program is None:
         return None
-    places, _ = _hidden(torch.arange(data.tensor.numel()).reshape(data.shape), product.tensor, result.shape[-1])
+    places, _ = hidden_rows(torch.arange(data.tensor.numel()).reshape(data.shape), product.tensor, result.shape[-1])
     plain = data.tensor.to(probe_dtype(data.tensor.dtype))
     changed = plain.clone(memory_format=torch.contiguous_format)
     changed.view(-1)[int(places[row, neuron])] = 0

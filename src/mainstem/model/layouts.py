@@ -104,4 +104,4 @@ def by_position(tensor: Tensor, axis: int, batch: int, positions: int) -> Tensor
     moved = tensor.movedim(axis, 0)
     if batch == 1 or moved.shape[0] == batch * positions:
         return moved.reshape(batch, positions, -1)
-    raise ValueError("a gate's positions are not on the axis where the anatomy saw them")
+    raise ValueError("positions are not on the axis where the anatomy saw them")

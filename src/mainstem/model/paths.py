@@ -5,6 +5,7 @@ the matrix), views, constant factors, gates and norms. It ends at an attention p
 the tokens, the first a pattern: no negative entries, rows of sum at most 1), or at a non-linearity (neurons).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from mainstem.model.anatomy import Projection
 from mainstem.model.behaviour import affine, index_map
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm, recorded_error
-from mainstem.model.program import Program, extract, near, one_call, probe_dtype, zeros_like
+from mainstem.model.program import extract, near, one_call, probe_dtype, zeros_like
 from mainstem.model.recorder import Call, Value
 from mainstem.model.stream import PRODUCTS, is_weight_product
 
@@ -259,17 +260,18 @@ def _keeps_order(step: PathStep) -> bool:
     return same and torch.equal(step.source.tensor.reshape(-1), step.value.tensor.reshape(-1).to(step.source.tensor))
 
 
-def linear_map(value: Value, source: Value, rows: int | None = None) -> tuple[Tensor, Tensor | None] | None:
+def linear_map(value: Value, source: Value, axis: int | None = None) -> tuple[Tensor, Tensor | None] | None:
     """The matrix [out, in] and the constant [out] of a product with a weight, row by row.
 
-    A row of the result is its last axis, unless the number of `rows` is given; a row of `source` is as many of its
-    numbers as there are for each row of the result (several axes, where the product sums over several). The matrix
-    is the model's own tensor, or, where none acts like the product did in the run, measured. None if it is no such
-    map.
+    A row of the result is its last axis, unless the `axis` is given along which rows are counted: then all other axes
+    are in a row. A row of `source` is as many of its numbers as there are for each row of the result (several axes,
+    where the product sums over several). The matrix is the model's own tensor, or, where none acts like the product did
+    in the run, measured. None if it is no such map.
     """
     call = value.call
-    program = one_call(value, [source])
-    rows = value.tensor.numel() // max(value.shape[-1], 1) if rows is None else rows
+    program: Callable[[Tensor], Tensor] | None = one_call(value, [source])
+    rows = value.tensor.numel() // max(value.shape[-1], 1) if axis is None else value.shape[axis]
+    program = program if axis is None else _rows_first(program, axis)
     if call is None or program is None or rows == 0 or source.tensor.numel() % rows:
         return None
     n_in, n_out = source.tensor.numel() // rows, value.tensor.numel() // rows
@@ -278,7 +280,8 @@ def linear_map(value: Value, source: Value, rows: int | None = None) -> tuple[Te
         return None
     flat = source.tensor.detach().reshape(rows, n_in).to(probe_dtype(source.tensor.dtype))
     index = _some(n_out, value.tensor.device)
-    seen = value.tensor.reshape(rows, n_out)[:, index].to(flat) - constant[index].to(flat)
+    result = value.tensor if axis is None else value.tensor.movedim(axis, 0)
+    seen = result.reshape(rows, n_out)[:, index].to(flat) - constant[index].to(flat)
 
     def acts(matrix: Tensor) -> bool:
         expected = flat @ matrix[index].to(flat).T
@@ -296,7 +299,12 @@ def linear_map(value: Value, source: Value, rows: int | None = None) -> tuple[Te
     return (matrix, bias) if matrix is not None and acts(matrix) else None
 
 
-def _constant(program: Program, call: Call, source: Value, rows: int, n_out: int) -> Tensor | None:
+def _rows_first(program: Callable[[Tensor], Tensor] | None, axis: int) -> Callable[[Tensor], Tensor] | None:
+    """The program with an axis of its result moved to the front."""
+    return None if program is None else lambda x: program(x).movedim(axis, 0)
+
+
+def _constant(program: Callable[[Tensor], Tensor], call: Call, source: Value, rows: int, n_out: int) -> Tensor | None:
     """[out] what the product gives for zeros; None if it is not the same for every row."""
     if len(call.operands()) == 2:  # a product of two factors has none
         return torch.zeros(n_out, dtype=probe_dtype(source.tensor.dtype), device=source.tensor.device)
@@ -307,7 +315,7 @@ def _constant(program: Program, call: Call, source: Value, rows: int, n_out: int
     return constant[0].clone() if torch.equal(constant, constant[:1].expand_as(constant)) else None
 
 
-def _measured(program: Program, source: Value, constant: Tensor, n_in: int) -> Tensor | None:
+def _measured(program: Callable[[Tensor], Tensor], source: Value, constant: Tensor, n_in: int) -> Tensor | None:
     """The matrix by running the product on unit vectors, as many at a time as it has rows."""
     if n_in > 65536:
         return None

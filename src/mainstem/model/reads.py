@@ -1,7 +1,8 @@
 """What reads the stream: every product of a matrix with a stream value, the norm before it, and what it is for.
 
 The role of a matrix is where its result goes: to attention's query, key or value; through a non-linearity to neurons
-(gate), or to them linearly (up); to the choice of experts (router); to a mixer (input).
+(gate), or to them linearly (up); to the choice of experts (router); to a factor of what is written (output_gate); to a
+mixer (input).
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mainstem.model.anatomy import Read
+from mainstem.model.anatomy import ExpertRead, ExpertSite, Read
 from mainstem.model.behaviour import index_map
+from mainstem.model.expert_reads import experts_source
+from mainstem.model.head_norms import head_norm
 from mainstem.model.labels import Labelled
-from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
+from mainstem.model.norms import Norm
 from mainstem.model.paths import FUSED, Path, linear_map, pattern_operands
-from mainstem.model.program import Program, dependents, extract, one_call, probe_like
+from mainstem.model.program import one_call
 from mainstem.model.recorder import Call, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import PRODUCTS, StreamWalk, is_weight_product
@@ -27,8 +30,13 @@ class Reads:
     """Reads with the values they read; `finish` gives them their nodes in the graph."""
 
     found: list[tuple[Read, Value, Value]]
+    experts: list[tuple[Unit, ExpertSite, Value]]
     inputs: list[Value]
     query_width: dict[Unit, int] = field(default_factory=dict)
+
+    def finish_experts(self, node_of: Mapping[int, int]) -> list[ExpertRead]:
+        """What experts read, with its place in the stream graph."""
+        return [ExpertRead(unit, site, node_of[value.id]) for unit, site, value in self.experts]
 
     def finish(self, node_of: Mapping[int, int]) -> list[Read]:
         """The reads with their places in the stream graph."""
@@ -44,6 +52,7 @@ def find_reads(
     known = {value.id for value in values}
     resolver = _Resolver(walk, known)
     roles = _roles(labelled)
+    _note_output_gates(roles, walk, values, labelled)
     found: list[tuple[Read, Value, Value]] = []
     for value in recording.values:
         call = value.call
@@ -55,7 +64,18 @@ def find_reads(
         read = _read(value, active[0], walk, resolver, roles, finder)
         if read is not None:
             found.append(read)
-    return Reads(found, [value for _, value, _ in found])
+    experts = _expert_reads(labelled, resolver)
+    return Reads(found, experts, [value for _, value, _ in found] + [value for _, _, value in experts])
+
+
+def _expert_reads(labelled: Labelled, resolver: "_Resolver") -> list[tuple[Unit, ExpertSite, Value]]:
+    found = []
+    for write, path, inputs in zip(labelled.writes, labelled.paths, labelled.inputs, strict=True):
+        if write.experts is not None:
+            source = experts_source(path.write, inputs, resolver.resolves)
+            if source is not None:
+                found.append((write.unit, write.experts, source))
+    return found
 
 
 class _Resolver:
@@ -142,6 +162,21 @@ def _roles(labelled: Labelled) -> _Roles:
     return out
 
 
+def _note_output_gates(out: _Roles, walk: StreamWalk, values: list[Value], labelled: Labelled) -> None:
+    """Products behind the factors that a write gets on its way into the stream, such as a shared expert's gate."""
+    unit_of = {path.write.id: write.unit for write, path in zip(labelled.writes, labelled.paths, strict=True)}
+    known = {value.id for value in values}
+    for value in values:
+        for term in walk.step(value).terms:
+            if term.gate is None:
+                continue
+            gated = term.value
+            while gated.id not in unit_of:
+                gated = max((t.value for t in walk.step(gated).terms), key=lambda v: v.id)
+            for product in _products_behind(term.gate, known):
+                out.note(product, unit_of[gated.id], "output_gate")
+
+
 def attention_operands(core: Call) -> dict[str, Value]:
     """query, key and value of an attention product, as far as they can be seen."""
     if core.name == FUSED:
@@ -218,7 +253,8 @@ def _reaches_product_by_views(value: Value) -> bool:
 def _read(
     value: Value, source: Value, walk: StreamWalk, resolver: _Resolver, roles: _Roles, finder: SiteFinder
 ) -> tuple[Read, Value, Value] | None:
-    found = linear_map(value, source, _rows(value, walk.positions))
+    axis = _position_axis(value, walk.positions)
+    found = linear_map(value, source, axis=axis)
     if found is None:
         return None
     matrix, bias = found
@@ -236,51 +272,16 @@ def _read(
         module=value.call.frame.path if value.call.frame is not None else "",
         site=finder.site(value),
         dtype=value.tensor.dtype,
-        head_norm=None if operand is None or roles.roles[value.id] == ["value"] else _head_norm(operand, value),
+        head_norm=None if operand is None or roles.roles[value.id] == ["value"] else head_norm(operand, value),
+        axis=axis if axis is not None and any(size != 1 for size in value.shape[:axis]) else None,
     )
     return read, source, stream
 
 
-def _rows(value: Value, positions: int) -> int | None:
-    """The number of positions, where the result has them on its first axis (that is longer than one)."""
-    first = next((size for size in value.shape if size != 1), 1)
-    return positions if first == positions else None
-
-
-def _head_norm(operand: Value, product: Value) -> Norm | None:
-    """The norm of queries or keys between their projection and attention, if there is one."""
-    whole = extract(operand, [product])
-    if whole is None or _linear(whole, product):
-        return None
-    for value in reversed(dependents(operand, [product])):
-        norm = _norm_at(value, product)
-        if norm is not None:
-            return norm
-    return None
-
-
-def _linear(program: Program, source: Value) -> bool:
-    """Whether twice the input gives twice the result: then there is no norm in between."""
-    probe = probe_like(source, 7)
-    try:
-        one, two = program(probe), program(2 * probe)
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return False
-    return bool((two - 2 * one).norm() <= 100 * PROBE * one.norm())
-
-
-def _norm_at(value: Value, product: Value) -> Norm | None:
-    frontier = {value.id: value}
-    for _ in range(10):
-        latest = frontier.pop(max(frontier))
-        if latest.call is None or latest.id <= product.id:
-            return None
-        frontier |= {o.id: o for o in latest.call.active_operands()}
-        if len(frontier) == 1:
-            source = next(iter(frontier.values()))
-            if source.shape == value.shape and value.tensor.is_floating_point():
-                program = extract(value, [source])
-                if program is None or len(program.calls) < 1:
-                    return None
-                return fit_norm(program, source.tensor, value.tensor, *constants_of(program))
-    return None
+def _position_axis(value: Value, positions: int) -> int | None:
+    """The axis of the result that has the positions, where it is not plain that rows are its last axis."""
+    axes = [axis for axis, size in enumerate(value.shape) if size == positions]
+    first = next((axis for axis, size in enumerate(value.shape) if size != 1), 0)
+    if first in axes:
+        return first
+    return axes[0] if len(axes) == 1 and value.tensor.dim() > 2 else None

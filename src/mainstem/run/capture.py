@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite, PreStep, Write
+from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite, Write
+from mainstem.model.expert_reads import ReadRows, read_rows
 from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_sum
 from mainstem.model.graph import Gate, SumNode
 from mainstem.model.hooks import Site, Tap, tapped
@@ -62,6 +63,7 @@ class Captured:
     sources: dict[int, Tensor]
     attention: dict[Site, AttentionRun]
     experts: dict[ExpertSite, list[ExpertParts]]
+    expert_reads: dict[ExpertSite, list[list[ReadRows]]]
     reads: list[Tensor]
     block_inputs: list[Tensor]
     order: list[int]
@@ -126,7 +128,7 @@ def capture(
     """
     batch, positions = input_ids.shape
     keeper = _Keeper(batch, positions, destinations)
-    out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, [], [], [])
+    out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, {}, [], [], [])
     out.writes = [torch.empty(0)] * len(anatomy.writes)
     out.reads = [torch.empty(0)] * len(anatomy.reads)
     out.block_inputs = [torch.empty(0)] * len(anatomy.blocks)
@@ -134,9 +136,11 @@ def capture(
     for i, write in enumerate(anatomy.writes):
         _keep_write(keeper, i, write, out)
     sites = dict.fromkeys(write.experts for write in anatomy.writes if write.experts is not None)
+    read = {read.site for read in anatomy.expert_reads}
     with ExitStack() as stack:
         for site in sites:
-            stack.enter_context(recorded_call(model, site.path, site.call, _expert_recorder(keeper, site, out)))
+            done = _expert_recorder(keeper, site, out, site in read)
+            stack.enter_context(recorded_call(model, site.path, site.call, done))
         stack.enter_context(tapped(model, [*edits, *keeper.taps]))
         result = model(input_ids=input_ids, **forward)
     logits = result.logits if hasattr(result, "logits") else result
@@ -152,7 +156,7 @@ def _keep_stream(keeper: _Keeper, anatomy: Anatomy, out: Captured) -> None:
     for i, write in enumerate(anatomy.writes):
         keeper.keep(write.site, _ordered(_setter(out.writes, i), out.order, i), keeper.by_token)
     for i, read in enumerate(anatomy.reads):
-        keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at)
+        keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at if read.axis is None else _rows(keeper, read.axis))
     for i, block in enumerate(anatomy.blocks):
         keeper.keep(block.input_site, _setter(out.block_inputs, i), keeper.rows_at)
     for node in anatomy.graph.nodes:
@@ -190,11 +194,12 @@ def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> Non
     keeper.taps.append((core.site, _attention_tap(keeper, core, run)))
     for step in core.steps:
         if step.gate_site is not None:
-            keeper.keep(step.gate_site, _setter(run.gates, step.gate_site), _gate_rows(keeper, step))
+            keeper.keep(step.gate_site, _setter(run.gates, step.gate_site), _rows(keeper, step.gate_axis))
 
 
-def _gate_rows(keeper: _Keeper, step: PreStep):
-    return lambda t, site: keeper.at(by_position(t, step.gate_axis, keeper.batch, keeper.positions))
+def _rows(keeper: _Keeper, axis: int):
+    """Rows at the destinations of what has its positions on an axis of its own."""
+    return lambda t, site: keeper.at(by_position(t, axis, keeper.batch, keeper.positions))
 
 
 def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
@@ -232,13 +237,21 @@ def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> T
     return tap
 
 
-def _expert_recorder(keeper: _Keeper, site: ExpertSite, out: Captured):
-    """What to do with the local recording of a sum over experts: take it apart at the destinations, drop the rest."""
+def _expert_recorder(keeper: _Keeper, site: ExpertSite, out: Captured, read: bool):
+    """What to do with the local recording of a sum over experts: take it apart at the destinations, drop the rest.
+
+    `read` says whether what the experts read is wanted, too.
+    """
 
     def done(recording, frame) -> None:
-        parts = expert_parts(find_sum(recording, frame, site))
-        flat = keeper.rows * keeper.positions + keeper.destinations.to(keeper.rows.device)
-        out.experts[site] = [_at_rows(parts, flat[row].to(parts.constant.device)) for row in range(keeper.batch)]
+        total = find_sum(recording, frame, site)
+        parts = expert_parts(total)
+        device = parts.constant.device
+        flat = (keeper.rows * keeper.positions + keeper.destinations.to(keeper.rows.device)).to(device)
+        out.experts[site] = [_at_rows(parts, rows) for rows in flat]
+        if read:
+            made = read_rows(total, keeper.batch * keeper.positions)
+            out.expert_reads[site] = [[one.at(rows) for one in made] for rows in flat]
 
     return done
 

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.model.anatomy import Anatomy, AttentionCore
+from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite
+from mainstem.model.expert_reads import ReadRows
 from mainstem.model.experts import ExpertParts, ExpertRows
 from mainstem.model.graph import Gate
 from mainstem.model.hooks import Site
@@ -64,6 +65,7 @@ class Moment:
     sources: dict[int, Float[Tensor, " d_in"]]
     attention: dict[Site, HeadRun]
     experts: dict[str, ExpertParts]
+    expert_reads: dict[ExpertSite, list[ReadRows]]
     reads: list[Tensor]
     block_inputs: list[Float[Tensor, " d_model"]]
     stream: Float[Tensor, " d_model"]
@@ -92,6 +94,10 @@ def moment(anatomy: Anatomy, captured: Captured, row: int, place: int, padding: 
         sources=sources,
         attention=attention,
         experts={site.path + f"#{site.call}": _place(parts[row], place) for site, parts in captured.experts.items()},
+        expert_reads={
+            site: [one.at(torch.tensor([place], device=one.position.device)) for one in made[row]]
+            for site, made in captured.expert_reads.items()
+        },
         reads=[read[row, place] for read in captured.reads],
         block_inputs=[block[row, place] for block in captured.block_inputs],
         stream=captured.stream[row, index],

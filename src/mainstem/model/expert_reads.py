@@ -1,0 +1,130 @@
+"""What experts read: rows of the stream, chosen token by token, times the experts' gate and up matrices.
+
+As with what they write, nothing about it is fixed but where it comes from: the anatomy names the stream value that the
+experts of a sublayer read, and each run's local recording shows which expert's matrix met which position. From the
+products whose results become the neurons it goes back through views and choices of rows to that stream value.
+
+Limits: experts that read scaled rows of the stream, or rows of several values, are not seen; then there are none.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mainstem.model.behaviour import index_map
+from mainstem.model.experts import (
+    ExpertRows,
+    UnreadableError,
+    data_operand,
+    expert_products,
+    expert_rows,
+    hidden_rows,
+)
+from mainstem.model.program import extract, one_call
+from mainstem.model.recorder import Value
+from mainstem.model.stream import PRODUCTS
+
+MAX_STEPS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRows:
+    """The rows of one product of experts' matrices with rows of the stream.
+
+    Attributes:
+        rows: the product: which expert each row belongs to, its matrix, and what it read.
+        position: [rows] the position that each row reads, counted over the batch.
+        result: [rows, out] what the product gave.
+    """
+
+    rows: ExpertRows
+    position: Tensor
+    result: Tensor
+
+    def at(self, positions: Tensor) -> "ReadRows":
+        """The rows that read one of `positions`; `position` then says which of them."""
+        place, row = torch.nonzero(positions[:, None] == self.position[None], as_tuple=True)
+        rows, bias = self.rows, self.rows.bias
+        own = (rows.expert[row], rows.hidden[row], rows.weight[:, row], rows.matrix.detach(), rows.transposed)
+        return ReadRows(ExpertRows(*own, None if bias is None else bias[row]), place, self.result[row])
+
+
+def experts_source(result: Value, inputs: Sequence[Value], is_stream: Callable[[Value], bool]) -> Value | None:
+    """The stream value whose rows all experts of a sum read; None where there is no such value."""
+    found: dict[int, Value] = {}
+    for product in _read_products(result, inputs):
+        assert product.call is not None
+        data = data_operand(product.call)
+        source = None if data is None else next((value for value in _sources(data) if is_stream(value)), None)
+        if source is None:
+            return None
+        found[source.id] = source
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def read_rows(result: Value, positions: int) -> tuple[ReadRows, ...]:
+    """The rows of all products of a local recording that read the stream at one of its `positions`."""
+    found = []
+    for product in _read_products(result, ()):
+        try:
+            rows = _read_rows(product, positions)
+        except UnreadableError:
+            continue
+        if rows is not None:
+            found.append(rows)
+    return tuple(found)
+
+
+def _read_products(result: Value, inputs: Sequence[Value]) -> list[Value]:
+    """The first products with matrices met going back from the experts' neurons."""
+    found: dict[int, Value] = {}
+    seen = {value.id for value in inputs}
+    pending = [data_operand(product.call) for product in expert_products(result, inputs) if product.call is not None]
+    while pending:
+        value = pending.pop()
+        if value is None or value.id in seen or value.call is None:
+            continue
+        seen.add(value.id)
+        if value.call.name in PRODUCTS and data_operand(value.call) is not None:
+            if value.tensor.numel():
+                found[value.id] = value
+            continue
+        pending.extend(operand for operand in value.call.active_operands() if operand.tensor.is_floating_point())
+    return sorted(found.values(), key=lambda value: value.id)
+
+
+def _sources(value: Value) -> Iterator[Value]:
+    """The value and those before it that it is a view or a choice of rows of, nearest first."""
+    for _ in range(MAX_STEPS):
+        yield value
+        call = value.call
+        floating = [o for o in call.active_operands() if o.tensor.is_floating_point()] if call is not None else []
+        if len(floating) != 1 or index_map(one_call(value, floating), floating[0].tensor) is None:
+            return
+        value = floating[0]
+
+
+def _read_rows(product: Value, positions: int) -> ReadRows | None:
+    call = product.call
+    data = data_operand(call) if call is not None else None
+    if data is None:
+        return None
+    *_, source = _sources(data)
+    width = source.shape[-1]
+    if source.tensor.numel() != positions * width:
+        return None
+    index = torch.arange(source.tensor.numel(), device=source.tensor.device)
+    if source is not data:
+        found = index_map(extract(data, [source]), source.tensor)
+        if found is None:
+            return None
+        index = found
+    n_out = product.shape[-1] if product.shape[-1] > 1 else product.shape[-2]
+    index, hidden = hidden_rows(index.reshape(data.shape), product.tensor, n_out)
+    position = index[:, 0] // width
+    if hidden != width or not torch.equal(index, position[:, None] * width + torch.arange(width, device=index.device)):
+        return None
+    weight = torch.ones(1, len(position), dtype=torch.float64, device=index.device)
+    return ReadRows(expert_rows(product, weight, n_out), position, product.tensor.reshape(-1, n_out))
