@@ -64,7 +64,7 @@ def test_projections_whose_positions_are_on_a_later_axis_are_reads() -> None:
 
 # --- experts ------------------------------------------------------------------------------------------------
 
-EXPERTS = ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "dbrx"]
+EXPERTS = ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "dbrx", "jetmoe"]
 
 
 @pytest.mark.parametrize("implementation", ["default", "eager"])

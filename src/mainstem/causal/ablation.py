@@ -103,13 +103,13 @@ class NeuronMap:
         if not indices:
             layers = [block.layer for block in self.anatomy.blocks]
             raise UnitError(
-                f"the model has no unit {unit}", None, f"Its layers go from {min(layers)} to {max(layers)}."
+                f"The model has no unit {unit}", None, f"Its layers go from {min(layers)} to {max(layers)}."
             )
         refusals = self.anatomy.writes[indices[0]].refusals
         level = "attention_neurons" if unit.place == "attn" else "neurons"
         if level in refusals:
-            raise LevelRefusedError(f"no {level.replace('_', ' ')} at {unit.sublayer}", reason=refusals[level])
-        raise UnitError(f"the model has no neuron {unit}", None, "`mainstem anatomy` says how many each sublayer has.")
+            raise LevelRefusedError(f"No {level.replace('_', ' ')} at {unit.sublayer}", reason=refusals[level])
+        raise UnitError(f"The model has no neuron {unit}", None, "`mainstem anatomy` says how many each sublayer has.")
 
 
 def _entries(write: Write, unit: Unit) -> list[int] | None:

@@ -28,7 +28,7 @@ class Run:
         self.common = common
         self._status = None
 
-    def open(self, check: Callable[["Model"], None]) -> "Model":
+    def open(self, check: Callable[["Model"], None] = lambda model: None) -> "Model":
         """Opens the model that the options name, and discovers its stream.
 
         Args:

@@ -22,7 +22,7 @@ from mainstem.model.experts import (
     expert_rows,
     hidden_rows,
 )
-from mainstem.model.program import extract, one_call
+from mainstem.model.program import one_call
 from mainstem.model.recorder import Value
 from mainstem.model.stream import PRODUCTS
 
@@ -57,7 +57,7 @@ def experts_source(result: Value, inputs: Sequence[Value], is_stream: Callable[[
     for product in _read_products(result, inputs):
         assert product.call is not None
         data = data_operand(product.call)
-        source = None if data is None else next((value for value in _sources(data) if is_stream(value)), None)
+        source = None if data is None else next((value for value, _ in _sources(data) if is_stream(value)), None)
         if source is None:
             return None
         found[source.id] = source
@@ -95,15 +95,20 @@ def _read_products(result: Value, inputs: Sequence[Value]) -> list[Value]:
     return sorted(found.values(), key=lambda value: value.id)
 
 
-def _sources(value: Value) -> Iterator[Value]:
-    """The value and those before it that it is a view or a choice of rows of, nearest first."""
+def _sources(value: Value) -> Iterator[tuple[Value, Tensor]]:
+    """The value and those before it that it is a view or a choice of rows of, nearest first.
+
+    With each, where in it the elements of `value` are. Step by step, because what is chosen may depend on the source.
+    """
+    index = torch.arange(value.tensor.numel(), device=value.tensor.device)
     for _ in range(MAX_STEPS):
-        yield value
+        yield value, index
         call = value.call
         floating = [o for o in call.active_operands() if o.tensor.is_floating_point()] if call is not None else []
-        if len(floating) != 1 or index_map(one_call(value, floating), floating[0].tensor) is None:
+        step = index_map(one_call(value, floating), floating[0].tensor) if len(floating) == 1 else None
+        if step is None:
             return
-        value = floating[0]
+        value, index = floating[0], step.reshape(-1)[index]
 
 
 def _read_rows(product: Value, positions: int) -> ReadRows | None:
@@ -111,16 +116,10 @@ def _read_rows(product: Value, positions: int) -> ReadRows | None:
     data = data_operand(call) if call is not None else None
     if data is None:
         return None
-    *_, source = _sources(data)
+    *_, (source, index) = _sources(data)
     width = source.shape[-1]
     if source.tensor.numel() != positions * width:
         return None
-    index = torch.arange(source.tensor.numel(), device=source.tensor.device)
-    if source is not data:
-        found = index_map(extract(data, [source]), source.tensor)
-        if found is None:
-            return None
-        index = found
     n_out = product.shape[-1] if product.shape[-1] > 1 else product.shape[-2]
     index, hidden = hidden_rows(index.reshape(data.shape), product.tensor, n_out)
     position = index[:, 0] // width
