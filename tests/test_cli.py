@@ -585,8 +585,9 @@ def test_documents_hold_the_documented_words(run):
 
 
 def test_the_words_of_the_options_are_those_of_the_analysis():
-    from mainstem.analysis.ranking import KIND_LEVELS, RANKINGS
+    from mainstem.analysis.ranking import KIND_LEVELS
     from mainstem.analysis.readout import NORMS
+    from mainstem.analysis.scores import RANKINGS
     from mainstem.explaining import DEFAULT_KINDS
 
     assert options.SCORES == RANKINGS and options.NORMS == NORMS

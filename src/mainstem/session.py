@@ -27,6 +27,7 @@ from mainstem.analysis.certificate import Check, certify, check_reads, stream_er
 from mainstem.analysis.decompose import Decomposition, Level, decompose
 from mainstem.analysis.lens import Lens, lens
 from mainstem.analysis.readout import NormConvention
+from mainstem.analysis.scores import Scores
 from mainstem.causal.labels import check_labels
 from mainstem.causal.verdict import Verification
 from mainstem.errors import PromptError
@@ -37,6 +38,7 @@ from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.run.trace import RunTrace
+from mainstem.scoring import scores
 from mainstem.targets import Target, parse_target, parse_token, token_text
 from mainstem.units import Unit
 from mainstem.verifying import verify_trace
@@ -261,6 +263,10 @@ class Trace:
     ) -> Attribution:
         """Every part's share of a target under a linear score (`direct` or `additive`), frozen norm."""
         return attribute(self.decompose(level, position, row), target, score)
+
+    def scores(self, target: Target, names: Sequence[str], **options: Any) -> Scores:
+        """Several scores of every unit; see `mainstem.scoring.scores` for the options."""
+        return scores(self, target, names, **options)
 
     def lens(self, position: int = -1, row: int = 0, norm: NormConvention = "recompute") -> Lens:
         """The logit lens after every addition to the stream."""

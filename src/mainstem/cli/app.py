@@ -116,7 +116,7 @@ def explain(
     ] = None,
     position: Position = -1,
     score: Annotated[
-        str, typer.Option(metavar="|".join(o.SCORES), help="By what units are ranked (see docs/command-line.md).")
+        str, typer.Option(metavar="SCORE", help=f"By what units are ranked: {', '.join(o.SCORES)}.")
     ] = "increase",
     norm: Annotated[
         str,
