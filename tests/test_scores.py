@@ -11,9 +11,9 @@ from torch import Tensor
 
 import mainstem
 from mainstem.analysis import vocabulary
+from mainstem.analysis.attribution import Scored
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import increases
-from mainstem.analysis.attribution import Scored
 from mainstem.analysis.parts import Group
 from mainstem.analysis.scores import PUBLISHED, RANKINGS, RULES, chosen_groups, require_finite, score_all
 from mainstem.errors import ChoiceError, MainstemError, NotFiniteError, UsageError
@@ -33,7 +33,6 @@ FINAL = {
 NAMES = [pytest.param(name, marks=() if name in ("llama", "in_place") else pytest.mark.slow) for name in FINAL]
 SINGLE = {"mixtral"}
 """Families whose kernels know no float64."""
-
 
 
 @cache
@@ -63,6 +62,7 @@ def base_of(name: str, unit: Unit) -> Tensor:
 def read(name: str, state: Tensor, norm: str, alone: bool = False) -> Tensor:
     """The logits of one state: by the model's own modules, or with the last state's scale; `alone` drops biases."""
     final, head = FINAL[name](trace_of(name).model.module)
+    state = state.to(head.weight.dtype)
     if norm == "recompute":
         return head(final(state))
     last = trace_of(name).run.moment().stream
@@ -112,6 +112,8 @@ def test_each_score_is_its_definition(name: str, norm: str, size: int) -> None:
         for n, group in enumerate(chosen_groups(made)):
             assert all(len(found[score][n]) == len(group) for score in PUBLISHED)
             for index in range(0, len(group), 1 + len(group) // 7):
+                if not float(group.coefficients[index]):  # nothing is written, and its size has no direction
+                    continue
                 expected = by_definition(name, group, index, target, norm)
                 for score, value in expected.items():
                     assert float(found[score][n][index]) == pytest.approx(value, rel=100 * slack, abs=slack), (
@@ -140,7 +142,11 @@ def test_increase_is_that_of_the_search(name: str, norm: str) -> None:
     """For contrasts and sets, too, and through post-norms."""
     made = decomposition(name)
     a, b, c = trace_of(name).logits().topk(3).indices.tolist()
-    for target in (Target(ids=(a,), text="a"), Target(ids=(a, c), text="a"), Target(ids=(a,), against=(b, c), text="a")):
+    for target in (
+        Target(ids=(a,), text="a"),
+        Target(ids=(a, c), text="a"),
+        Target(ids=(a,), against=(b, c), text="a"),
+    ):
         found = score_all(made, target, ["increase"], norm)["increase"]
         for group, scores in zip(chosen_groups(made), found, strict=True):
             values = [Scored(group.units[i], group, i, 0.0) for i in range(0, len(group), 1 + len(group) // 3)]
@@ -158,18 +164,23 @@ def test_a_contrast_reads_its_own_tokens_alone() -> None:
 
 
 def test_probabilities_too_small_for_float32_are_told_apart() -> None:
-    """p(w | x) of e^-150 and less: differences of probabilities still order units as their increases do."""
+    """p(w | x) of e^-200 and less: differences of probabilities still order units as their increases do."""
     model = zoo.build("llama").double()
     with torch.no_grad():
-        model.lm_head.weight.mul_(60)
+        model.lm_head.weight.mul_(100)
     trace = mainstem.open(model).trace(zoo.prompt(9, seed=2)[0].tolist())
     logits = trace.logits().double()
     weak = int(logits.argmin())
-    assert float(logits.log_softmax(-1)[weak]) < -150
-    found = score_all(trace.decompose("heads"), Target(ids=(weak,), text="weak"), ["increase", "probability-increase"])
+    assert float(logits.log_softmax(-1)[weak]) < -200
+    made = trace.decompose("neurons")
+    found = score_all(
+        made, Target(ids=(weak,), text="weak"), ["increase", "probability-increase"], kinds=["ffn_neuron"]
+    )
     for increase, difference in zip(found["increase"], found["probability-increase"], strict=True):
-        assert torch.equal(increase.argsort(stable=True), difference.argsort(stable=True))
-        assert ((increase > 0) == (difference > 0)).all() and difference.abs().max() < 1e-40
+        apart = increase.abs() < 5
+        assert int(apart.sum()) > 50
+        assert torch.equal(increase[apart].argsort(), difference[apart].argsort())
+        assert ((increase > 0) == (difference > 0)).all() and float(difference.abs().max()) < 1e-45
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -187,7 +198,11 @@ def test_the_rules_are_those_of_the_reports() -> None:
         (lambda t: t.explain(score="norm", negative=True), UsageError, "is a size"),
         (lambda t: t.explain(target="id:7", against="id:8", score="reciprocal-rank"), UsageError, "rivals"),
         (lambda t: t.explain(score="norm", top=0), UsageError, "at least 1"),
-        (lambda t: t.explain(score="norm", kinds=["expert_neuron"]), UsageError, "It has: sublayer, head, .*ffn_neuron"),
+        (
+            lambda t: t.explain(score="norm", kinds=["expert_neuron"]),
+            UsageError,
+            "It has: sublayer, head, .*ffn_neuron",
+        ),
         (lambda t: t.scores(Target(ids=(7,)), ["norm"], kinds=["heads"]), ChoiceError, "head"),
         (lambda t: t.scores(Target(ids=(7,)), ["norm"]).top("increase", 3), ChoiceError, "norm"),
         (lambda t: t.scores(Target(ids=(7,)), ["norm"]).top("norm", 3, negative=True), UsageError, "is a size"),

@@ -78,7 +78,10 @@ def explain(
     main = decompositions["units"]
     wanted = _target(trace, target, against, position, row)
     check_score(score, norm, negative, bool(wanted.against))
-    given = measured_levels(trace, decompositions, wanted, score, set(kinds), row) if RULES[score].measured else None
+    given, notes = None, _notes(trace, wanted, position, row)
+    if RULES[score].measured:
+        given, more = measured_levels(trace, decompositions, wanted, score, set(kinds), row)
+        notes += more
     ranking = rank(decompositions, wanted, score, norm, set(kinds), negative, exhaustive, top, given)
     certificate = _certificate(trace, main, check_reads(decompositions["sublayers"]), wanted, row)
     states = lens(decompositions["sublayers"])
@@ -107,7 +110,7 @@ def explain(
         kinds=list(kinds),
         account=_account(decompositions["sublayers"], wanted),
         search=ranking.search,
-        notes=_notes(trace, wanted, position, row),
+        notes=notes,
         verification=None
         if ablate is None
         else verify_trace(trace, wanted, ablate, score, norm, position, everywhere, row=row),

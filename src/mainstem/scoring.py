@@ -9,7 +9,7 @@ from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.ranking import KIND_LEVELS
 from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.scores import RULES, Scores, check_score, chosen_groups, score_all
-from mainstem.causal.gradients import STEPS, Differentiator
+from mainstem.causal.gradients import STEPS, Differentiator, Integrated
 from mainstem.errors import ChoiceError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.run.inputs import base_arguments
@@ -17,6 +17,9 @@ from mainstem.targets import Target
 
 if TYPE_CHECKING:
     from mainstem.session import Trace
+
+GAP = 0.05
+"""From this gap on, in nats or as a part of the layer's change, a note says that a layer does not add up."""
 
 
 def scores(
@@ -57,7 +60,7 @@ def scores(
     values = score_all(decomposition, target, computed, norm, kinds)
     for name in names:
         if RULES[name].measured:
-            values[name] = measured(trace, decomposition, target, name, kinds, row, steps)
+            values[name], _ = measured(trace, decomposition, target, name, kinds, row, steps)
     return Scores(decomposition, chosen_groups(decomposition, kinds), norm, {name: values[name] for name in names})
 
 
@@ -69,23 +72,41 @@ def measured(
     kinds: Sequence[str] | None = None,
     row: int = 0,
     steps: int = STEPS,
-) -> list[Tensor]:
-    """A score that needs the model to run again, one tensor for each of `chosen_groups`."""
+) -> tuple[list[Tensor], list[str]]:
+    """A score that needs the model to run again, one tensor for each of `chosen_groups`, and notes on it."""
     module, inputs = trace.model.module, trace.inputs
     ids = inputs.ids[row, inputs.padding[row] :]
     differentiator = Differentiator(module, decomposition, target, ids, kinds, **base_arguments(module))
-    return differentiator.gradient() if name == "gradient" else differentiator.integrated(steps).scores
+    if name == "gradient":
+        return differentiator.gradient(), []
+    found = differentiator.integrated(steps)
+    return found.scores, _gap_notes(found, steps)
+
+
+def _gap_notes(found: Integrated, steps: int) -> list[str]:
+    """Where a layer's integrated gradients do not add up to what turning it off takes."""
+    if not found.gaps:
+        return []
+    unit, gap = max(found.gaps.items(), key=lambda item: abs(item[1]))
+    change = found.changes[unit]
+    if abs(gap) <= GAP * max(1.0, abs(change)):
+        return []
+    return [
+        f"integrated gradients with {steps} points leave {gap:+.3f} of the {change:+.3f} nats of {unit} unexplained; "
+        "more steps help, unless the layer's writes are normed before they are added."
+    ]
 
 
 def measured_levels(
     trace: "Trace", decompositions: Mapping[str, Decomposition], target: Target, name: str, kinds: set[str], row: int
-) -> dict[str, list[Tensor]]:
-    """A measured score on every level that the kinds need."""
-    out = {}
+) -> tuple[dict[str, list[Tensor]], list[str]]:
+    """A measured score on every level that the kinds need, and notes on it."""
+    out, notes = {}, []
     for level in dict.fromkeys(KIND_LEVELS[kind] for kind in sorted(kinds)):
         own = [kind for kind in kinds if KIND_LEVELS[kind] == level]
-        out[level] = measured(trace, decompositions[level], target, name, own, row)
-    return out
+        out[level], more = measured(trace, decompositions[level], target, name, own, row)
+        notes += more
+    return out, notes
 
 
 def existing_kinds(anatomy: Anatomy) -> list[str]:

@@ -157,6 +157,4 @@ def _scored(
     scores = measured if measured is not None else score_all(decomposition, target, [score], norm, kinds)[score]
     count = sum(len(group) for group in groups)
     search = {"units": count, "scored": count, "slack": 0.0}
-    return Ranking(
-        best_of(groups, scores, top, negative=negative), [attribute(decomposition, target)], search
-    )
+    return Ranking(best_of(groups, scores, top, negative=negative), [attribute(decomposition, target)], search)

@@ -172,5 +172,3 @@ def ranks(values: Float[Tensor, "part d_vocab"], target: Target) -> Int[Tensor, 
     """The rank of the target (of the best of a set) in each row, from 1."""
     best = values[:, list(target.ids)].amax(-1, keepdim=True)
     return (values > best).count_nonzero(-1) + 1
-
-

@@ -1,7 +1,9 @@
 """Gradients of the target's log-probability with respect to what units write, through the rest of the real model.
 
 A zero is added to each write where it is made, at the destination alone, and the log-probability is differentiated
-with respect to it: everything after the write, post-norms included, is the model's own, as it is.
+with respect to it: everything after the write, norms between it and the stream included, is the model's own, as it is.
+Where what a layer writes is normed before it is added, its size does not matter: the gradient of the whole layer is 0,
+and integrated gradients, which see no jump at 0, do not add up. `Integrated.gaps` says by how much.
 
     gradient              v . d log p / d v: how log p changes per relative change of the unit (gradient x activation)
     integrated gradients  m_i x the integral over a in [0, 1] of d log p(a) / d m_i, where log p(a) is that of the model
@@ -10,14 +12,15 @@ with respect to it: everything after the write, post-norms included, is the mode
                           eq. 2) do with FFN activations; there 20 steps of a Riemann sum of p, here `steps` points of
                           Gauss-Legendre quadrature of log p. Biases of the layer stay.
 
-Parts of attention are scaled after the softmax: patterns are what they are. Cost: one forward and one backward pass for
-the gradient; for the other a batch of `steps` + 2 rows for each sublayer. Where rows of a batch do not get what they get
-alone (experts with a capacity), each step is a run of its own. Nothing is left in the model: no hook, no gradient.
+Parts of attention are scaled after the softmax: patterns are what they are. Cost: one forward and one backward pass
+for the gradient; for the other a batch of `steps` + 2 rows for each sublayer. Where rows of a batch do not get what
+they get alone (experts with a capacity), each step is a run of its own. Nothing is left in the model: no hook, no
+gradient.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -37,6 +40,8 @@ from mainstem.units import Unit
 STEPS = 16
 BATCH_TOKENS = 2048
 ALIKE = 1e-3
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +93,9 @@ class Differentiator:
         if not indices:
             return []
         _, slopes = self.run(torch.ones(1, dtype=torch.float64), dict.fromkeys(indices))
-        scores = [self._scores(group, {i: slopes[i][0] for i in p}) for group, p in zip(self.groups, self.places)]
+        scores = [
+            self._scores(group, {i: slopes[i][0] for i in p}) for group, p in zip(self.groups, self.places, strict=True)
+        ]
         require_finite(self.groups, scores, "gradient")
         return scores
 
@@ -179,20 +186,41 @@ class Differentiator:
                 change = (scales.to(like.device)[:, None] - 1) * total
             added[i] = change.to(write.dtype).requires_grad_()
             taps.append((write.site, adding(write, added[i], place, len(self.ids))))
-        with torch.enable_grad(), tapped(self.model, taps):
-            try:
-                result = self.model(input_ids=self.ids.expand(batch, -1).contiguous(), **self.forward)
+        ids = self.ids.expand(batch, -1).contiguous()
+
+        def differentiate() -> tuple[Tensor, tuple[Tensor | None, ...]]:
+            with torch.enable_grad(), tapped(self.model, taps):
+                result = self.model(input_ids=ids, **self.forward)
                 logits = result.logits if hasattr(result, "logits") else result
                 log_p = log_probability(logits[:, place].double(), self.target)
-                slopes = torch.autograd.grad(log_p.sum(), list(added.values()), allow_unused=True)
-            except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                raise RunError(
-                    f"this model cannot be differentiated: {error}", None, "Use a score that needs no gradient."
-                ) from error
+                return log_p.detach(), torch.autograd.grad(log_p.sum(), list(added.values()), allow_unused=True)
+
+        log_p, slopes = _in_spite_of_changes(differentiate)
         made = {i: torch.zeros_like(a) if g is None else g for (i, a), g in zip(added.items(), slopes, strict=True)}
-        return log_p.detach(), made
+        return log_p, made
+
+
+def _in_spite_of_changes(differentiate: Callable[[], Made]) -> Made:
+    """Where a model changes in place what its backward pass needs, once more, with copies of what it changes.
+
+    Raises:
+        RunError: if the model cannot be differentiated.
+    """
+    try:
+        try:
+            return differentiate()
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+            with torch.autograd.graph.allow_mutation_on_saved_tensors():
+                return differentiate()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise RunError(
+            f"this model cannot be differentiated: {reason}", None, "Use a score that needs no gradient."
+        ) from error
 
 
 def adding(write: Write, change: Float[Tensor, "batch d_model"], place: int, positions: int) -> Tap:
