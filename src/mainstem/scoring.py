@@ -129,4 +129,4 @@ def require_kinds(anatomy: Anatomy, kinds: Sequence[str]) -> None:
     known = existing_kinds(anatomy)
     if not any(kind in known for kind in kinds):
         missing = " and ".join(kind.replace("_", " ") + "s" for kind in kinds)
-        raise UsageError(f"this model has no {missing}", "--kinds", f"It has: {', '.join(known) or 'none to rank'}.")
+        raise UsageError(f"This model has no {missing}", "--kinds", f"It has: {', '.join(known) or 'none to rank'}.")

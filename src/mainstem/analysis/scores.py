@@ -98,19 +98,19 @@ def check_score(name: str, norm: str = "frozen", negative: bool = False, rivals:
     rule = RULES[name]
     if norm not in rule.norms:
         raise UsageError(
-            f"the score {name!r} is defined under the {rule.norms[0]} norm only",
+            f"The score {name!r} is defined under the {rule.norms[0]} norm only",
             f"--norm {norm}",
             f"Use --norm {rule.norms[0]}, or another score.",
         )
     if negative and not rule.signed:
         raise UsageError(
-            f"the score {name!r} is a size: its smallest values do not speak against a token",
+            f"The score {name!r} is a size: its smallest values do not speak against a token",
             "--negative",
             "Leave out --negative, or use a score with a sign, such as increase.",
         )
     if rivals and not rule.rivals:
         raise UsageError(
-            f"the score {name!r} is of a token, not of its contrast with rivals",
+            f"The score {name!r} is of a token, not of its contrast with rivals",
             "--against",
             "Leave out the rivals, or use another score, such as increase.",
         )
@@ -152,7 +152,7 @@ def score_all(
     for name in names:
         check_score(name, norm, rivals=bool(target.against))
         if RULES[name].measured:
-            raise UsageError(f"the score {name!r} needs the model to run again", None, "Ask the trace: Trace.scores.")
+            raise UsageError(f"The score {name!r} needs the model to run again", None, "Ask the trace: Trace.scores.")
     groups = chosen_groups(decomposition, kinds)
     vocabulary = [name for name in VOCABULARY_SCORES if name in names]
     if "coefficient-rank" in names and "reciprocal-rank" not in vocabulary:
@@ -201,7 +201,7 @@ def require_finite(groups: Sequence[Group], scores: Sequence[Tensor], name: str)
         bad = (~torch.isfinite(own)).nonzero().flatten()
         if len(bad):
             raise NotFiniteError(
-                f"the score {name!r} of {group.units[int(bad[0])]} is {float(own[bad[0]])}",
+                f"The score {name!r} of {group.units[int(bad[0])]} is {float(own[bad[0]])}",
                 None,
                 "Use a wider dtype, such as --dtype float32, or another score.",
             )

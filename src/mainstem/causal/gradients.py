@@ -29,7 +29,7 @@ from torch import Tensor
 from mainstem.analysis.attribution import quadrature
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import log_probability
-from mainstem.analysis.parts import Group
+from mainstem.analysis.parts import Group, summed
 from mainstem.analysis.scores import chosen_groups, require_finite
 from mainstem.errors import RunError, UsageError
 from mainstem.model.anatomy import Write
@@ -107,7 +107,7 @@ class Differentiator:
             RunError, NotFiniteError: as `gradient`.
         """
         if steps < 1:
-            raise UsageError("integrated gradients need at least one step", f"steps={steps}", "16 is the default.")
+            raise UsageError("Integrated gradients need at least one step", f"steps={steps}", "16 is the default.")
         points, weights = (torch.tensor(row, dtype=torch.float64) for row in quadrature(steps))
         scales = torch.cat([torch.zeros(1).double(), points, torch.ones(1).double()])
         scores: list[Tensor] = [torch.empty(0)] * len(self.groups)
@@ -132,22 +132,17 @@ class Differentiator:
 
     def _totals(self, members: list[int]) -> dict[int, Tensor | None]:
         """What the units of one layer write together, by write, before the tail."""
-        moment, totals = self.decomposition.moment, dict[int, Tensor | None]()
+        totals: dict[int, Tensor | None] = {}
         for n in members:
-            group, places = self.groups[n], self.places[n]
-            for i in places:
-                own = moment.writes[i][0].double() if group.kind == "sublayer" else group.raw_total()
+            for piece, i in zip(self.groups[n].pieces, self.places[n], strict=True):
                 known = totals.get(i)
-                totals[i] = own if known is None else known + own
+                totals[i] = piece.written if known is None else known + piece.written
         return totals
 
     def _scores(self, group: Group, slopes: dict[int, Float[Tensor, " d_model"]]) -> Float[Tensor, " part"]:
         """Inner products of a group's parts, as they are written, with slopes at its writes."""
-        if group.kind == "sublayer":
-            writes = self.decomposition.moment.writes
-            return sum(writes[i][0].double() @ slope.double() for i, slope in slopes.items()).reshape(1)  # type: ignore[union-attr]
-        (slope,) = slopes.values()
-        return group.raw_dot(slope.double())
+        pairs = zip(group.pieces, _writes_of(self.decomposition, group), strict=True)
+        return summed([piece.raw_dot(slopes[i].double()) for piece, i in pairs])
 
     # --- runs -----------------------------------------------------------------------------------------------
 
@@ -219,7 +214,7 @@ def _in_spite_of_changes(differentiate: Callable[[], Made]) -> Made:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise RunError(
-            f"this model cannot be differentiated: {reason}", None, "Use a score that needs no gradient."
+            f"This model cannot be differentiated: {reason}", None, "Use a score that needs no gradient."
         ) from error
 
 
@@ -240,10 +235,7 @@ def adding(write: Write, change: Float[Tensor, "batch d_model"], place: int, pos
 
 
 def _writes_of(decomposition: Decomposition, group: Group) -> list[int]:
-    """The writes that a group's parts are added to: all of a whole sublayer's, or the one that it refines."""
+    """The write that each of a group's pieces is added to."""
     anatomy = decomposition.moment.anatomy
-    indices = anatomy.writes_of(group.sublayer or group.units[0])
-    if group.kind == "sublayer":
-        return indices
-    # Writes that share a map are added alike, so either's slope is the group's.
-    return [next(i for i in indices if decomposition.maps[anatomy.write_nodes[i]] is group.tail)]
+    indices = {anatomy.write_nodes[i]: i for i in anatomy.writes_of(group.sublayer or group.units[0])}
+    return [indices[piece.node] for piece in group.pieces]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import page as p
-from mainstem.report.drawing import Course, Tributary, courses, stream
+from mainstem.report.curves import Course, courses
+from mainstem.report.drawing import Tributary, stream
 from mainstem.report.explain_text import columns, legend, number, score_of, values_caption
 from mainstem.report.text import (
     KINDS,
