@@ -29,6 +29,7 @@ from mainstem.explanation import (
     Token,
     ValueRow,
 )
+from mainstem.unit_description import Null, Sigmoid, TokenLogit, UnitReading
 
 NASTY = [
     "The",
@@ -113,12 +114,23 @@ def explanation(
     )
 
 
-def lens_reading(tokens: int = 2) -> LensReading:
+def unit_reading(unit: str = "L1N7", tokens: int = 2, beyond: bool = False) -> UnitReading:
+    listed = [TokenLogit(token, n, 1.5 - n) for n, token in enumerate(NASTY[:6])]
+    values = [0.5 * n for n in range(9)]
+    curves = [
+        Sigmoid(f" token{i}", i, 0.0, 2.0, values, [v / 5 for v in values], 1.0 + i, 0.3, 0.2, 0.1, 0.25)
+        for i in range(tokens)
+    ]
+    null = Null(200, 1.5, 0.2, 3.0 if beyond else -1.0, -2.0, beyond, False, beyond)
+    return UnitReading(unit, "ffn_neuron", -19.2, 108.0, listed, listed[::-1], null, curves, NASTY[1])
+
+
+def lens_reading(tokens: int = 2, units: bool = False) -> LensReading:
     followed = [NamedToken(f" token{i}", i) for i in range(tokens)]
     states = []
     for i, unit in enumerate(["embed", "L0.attn", "L0.mlp", "L1.attn", "L1.mlp"]):
         top = [LikelyToken(token, n, 0.5 / (n + 1)) for n, token in enumerate(NASTY[:4])]
-        course = [CourseRow(t.token, t.id, 0.5 * i, 1.0 * i, -9.0 + i, 100 - i) for t in followed]
+        course = [CourseRow(t.token, t.id, 0.5 * i, 1.0 * i, -9.0 + i, 100 - i, 0.1) for t in followed]
         states.append(StateRow(unit, 2.0 - 0.1 * i, top, course))
     return LensReading(
         provenance=provenance(),
@@ -130,6 +142,7 @@ def lens_reading(tokens: int = 2) -> LensReading:
         tokens=followed,
         certificate=LensCertificate(1e-7, 1e-5, True, 5, 2e-5),
         states=states,
+        units=[unit_reading("L1N7", tokens), unit_reading("L1H0@3", 0, beyond=True)] if units else [],
     )
 
 

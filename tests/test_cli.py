@@ -6,6 +6,7 @@ open it: from a directory. A few that need a process of their own (signals, pipe
 
 import dataclasses
 import json
+import math
 import os
 import re
 import resource
@@ -115,6 +116,7 @@ COMMANDS = {
     "anatomy": ["anatomy"],
     "shapes": ["anatomy", "--shapes"],
     "lens": ["lens", PROMPT],
+    "units": ["lens", PROMPT, "--unit", "L1N3", "--unit", "L1H2@1"],
 }
 
 
@@ -181,6 +183,37 @@ def test_the_options_of_lens_reach_the_result(run):
     assert code == 0 and [token["id"] for token in document["tokens"]][1] == 9
     assert document["norm"] == "frozen" and document["position"] == len(document["prompt"]["ids"]) - 2
     assert all(len(state["top"]) == 2 and len(state["course"]) == 2 for state in document["states"])
+
+
+def test_units_are_read_and_courses_drawn(run, tmp_path):
+    path = tmp_path / "course.svg"
+    code, out, _ = run(
+        "lens", PROMPT, "--tokens", "m", "--unit", "L1N3", "--unit", "embed", "--figure", path, "-f", "json"
+    )
+    document = json.loads(out)
+    assert code == 0 and [unit["unit"] for unit in document["units"]] == ["L1N3", "embed"]
+    for unit in document["units"]:
+        assert len(unit["promotes"]) == len(unit["suppresses"]) == 5 and len(unit["sigmoids"]) == 1
+        assert unit["null"]["directions"] == 200 and unit["null"]["null_max_mean"] > 0
+    assert path.read_text(encoding="utf-8").startswith("<svg xmlns=")
+    code, _, err = run("lens", PROMPT, "--figure", tmp_path / "no" / "course.svg")
+    assert code == 2 and "--figure" in err
+    code, _, err = run("lens", PROMPT, "--unit", "L1N999")
+    assert code == 2 and "L1N0 to L1N23" in err
+    course = [state["course"][0] for state in document["states"]]
+    assert all(math.log(row["probability"]) == pytest.approx(row["log_probability"], abs=1e-5) for row in course)
+
+
+@pytest.mark.parametrize("score", options.SCORES)
+def test_every_score_ranks_and_is_shown(run, score, tmp_path):
+    code, out, _ = run("explain", PROMPT, "--score", score, "--top", "4", "-f", "json")
+    document = json.loads(out)
+    listed = [value["score"] for value in document["values"]]
+    assert code == 0 and document["score"] == score and len(listed) == 4
+    assert listed == pytest.approx(sorted(listed, reverse=True), abs=1e-4)
+    assert f"▾{score}" in run("explain", PROMPT, "--score", score)[1]
+    assert run("explain", PROMPT, "--score", score, "-o", tmp_path / "page.html")[0] == 0
+    assert f"{score} ▾" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_lens_ends_at_the_models_own_prediction(run):
@@ -585,8 +618,9 @@ def test_documents_hold_the_documented_words(run):
 
 
 def test_the_words_of_the_options_are_those_of_the_analysis():
-    from mainstem.analysis.ranking import KIND_LEVELS, RANKINGS
+    from mainstem.analysis.ranking import KIND_LEVELS
     from mainstem.analysis.readout import NORMS
+    from mainstem.analysis.scores import RANKINGS
     from mainstem.explaining import DEFAULT_KINDS
 
     assert options.SCORES == RANKINGS and options.NORMS == NORMS

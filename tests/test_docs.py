@@ -11,8 +11,8 @@ import pytest
 import mainstem
 from mainstem.analysis import warnings
 from mainstem.analysis.decompose import LEVELS
-from mainstem.analysis.ranking import RANKINGS
 from mainstem.analysis.readout import NORMS
+from mainstem.analysis.scores import RANKINGS
 from mainstem.session import Model, Trace
 from mainstem.units import UNIT_KINDS
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
+from xml.etree import ElementTree
 
 import pytest
 import report_samples as samples
@@ -16,7 +17,9 @@ from rich.cells import cell_len
 from mainstem.report import as_html, as_json, as_text, print_tables
 from mainstem.report import text as words
 from mainstem.report.alike import block_groups, layers_text, shape_groups
-from mainstem.report.drawing import Course, Tributary, courses, stream
+from mainstem.report.curves import Course, courses
+from mainstem.report.drawing import Tributary, stream
+from mainstem.report.lens_page import lens_figure
 from mainstem.report.terminal import terminal
 
 RESULTS = {
@@ -27,6 +30,7 @@ RESULTS = {
     "empty": samples.explanation(empty=True),
     "lens": samples.lens_reading(),
     "lens of six": samples.lens_reading(6),
+    "lens with units": samples.lens_reading(2, units=True),
     "anatomy": samples.anatomy(),
     "anatomy without shapes": samples.anatomy(shapes=False),
 }
@@ -331,6 +335,28 @@ def test_courses_are_drawn_whatever_the_numbers(values):
     drawn = courses([f"L{i}.attn" for i in range(len(values))], [Course(" x", values, "p 0.1")], "a course")
     assert "nan" not in drawn.lower().replace("finance", "")
     Page(f"<div>{drawn}</div>")
+
+
+def test_a_unit_is_shown_with_its_null_and_its_sigmoids():
+    result = RESULTS["lens with units"]
+    page, table = as_html(result), " ".join(as_text(result, 140).split())
+    for shown in (table, page):
+        assert "200 random directions of this norm have a largest logit of 1.50 ± 0.20" in shown
+        assert "do not read a meaning into them" in shown and "what it promotes is more than 99% of them give" in shown
+    assert "p 0.100 without it, 0.250 with it" in table
+    assert page.count('class="ring') == page.count('class="dot') == 2 and "the unit’s before-softmax value" in page
+
+
+def test_a_figure_stands_alone():
+    drawn = lens_figure(RESULTS["lens with units"])
+    root = ElementTree.fromstring(drawn)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert drawn.count("<polyline") == 2 + 2 + 2 and "prefers-color-scheme: dark" in drawn
+    assert not re.search(r"(href|src|url\()", drawn)
+    used = {name for names in re.findall(r'class="([^"]+)"', drawn) for name in names.split()}
+    assert all(f".{name}" in drawn for name in used)
+    nasty = lens_figure(replace(RESULTS["lens"], model={**samples.model(), "name": "</svg><script>x</script>"}))
+    ElementTree.fromstring(nasty)
 
 
 def test_a_model_without_direct_attribution_has_no_drawn_stream():

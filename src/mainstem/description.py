@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mainstem.explanation import CheckSummary, Provenance
+from mainstem.unit_description import UnitReading
 
 # --- anatomy ----------------------------------------------------------------------------------------------
 
@@ -236,8 +237,8 @@ class LikelyToken:
 class CourseRow:
     """A chosen token at one state.
 
-    `before_softmax` is its value under the frozen norm, where contributions add up; `logit`, `log_probability` and
-    `rank` (from 1) are under the norm convention of the reading.
+    `before_softmax` is its value under the frozen norm, where contributions add up; `logit`, `log_probability`,
+    `probability` and `rank` (from 1) are under the norm convention of the reading.
     """
 
     token: str
@@ -246,6 +247,7 @@ class CourseRow:
     logit: float
     log_probability: float
     rank: int
+    probability: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,7 @@ class LensReading:
     certificate: LensCertificate
     states: list[StateRow]
     notes: list[str] = field(default_factory=list)
+    units: list[UnitReading] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""

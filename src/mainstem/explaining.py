@@ -16,11 +16,13 @@ from mainstem.analysis.certificate import Check, check_reads
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import increases
 from mainstem.analysis.lens import Lens, lens
-from mainstem.analysis.ranking import KIND_LEVELS, RANKINGS, Ranking, rank
-from mainstem.analysis.readout import NormConvention, check_norm
+from mainstem.analysis.ranking import KIND_LEVELS, Ranking, rank
+from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.recomputed import direct_recomputed
+from mainstem.analysis.scores import RULES, check_score
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
+from mainstem.scoring import measured_levels, require_kinds
 from mainstem.targets import Target
 from mainstem.units import Unit
 from mainstem.verifying import verify_trace
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 SHOWN_TOKENS = 5
+FAR = 1000
+"""From this rank on a note says that the target is far from being predicted."""
 
 
 def explain(
@@ -54,8 +58,8 @@ def explain(
         target: literal text or `id:N`, several for a set; by default the model's own prediction.
         against: rivals: then the target's logit minus the mean of theirs is explained.
         position: the destination, negative from the end.
-        score: what values are ranked by: `increase` (log-probability increase, exact by search), `additive` (share of
-            log p + log V) or `direct` (share of the logit).
+        score: what values are ranked by: `increase` (log-probability increase, exact by search), or any other of
+            `mainstem.analysis.scores.RANKINGS`, which that module defines.
         norm: `frozen` or `recompute`; `additive` is defined under `frozen` only.
         kinds: which units to list: sublayer, head, attention_subvalue, attention_neuron, ffn_neuron, expert_neuron.
         negative: list the units that speak against the target.
@@ -68,11 +72,17 @@ def explain(
     Raises:
         UsageError and its kinds: if an argument is wrong; LevelRefusedError, CertificateError as in `Trace.decompose`.
     """
-    check_options(score, norm, kinds, top)
+    check_options(score, norm, kinds, top, negative)
+    require_kinds(trace.model.anatomy, kinds)
     decompositions = _decompositions(trace, kinds, position, row)
     main = decompositions["units"]
     wanted = _target(trace, target, against, position, row)
-    ranking = rank(decompositions, wanted, score, norm, set(kinds), negative, exhaustive, top)
+    check_score(score, norm, negative, bool(wanted.against))
+    given, notes = None, _notes(trace, wanted, position, row)
+    if RULES[score].measured:
+        given, more = measured_levels(trace, decompositions, wanted, score, set(kinds), row)
+        notes += more
+    ranking = rank(decompositions, wanted, score, norm, set(kinds), negative, exhaustive, top, given)
     certificate = _certificate(trace, main, check_reads(decompositions["sublayers"]), wanted, row)
     states = lens(decompositions["sublayers"])
     layers = _layers(trace, states, decompositions["sublayers"], wanted)
@@ -100,33 +110,25 @@ def explain(
         kinds=list(kinds),
         account=_account(decompositions["sublayers"], wanted),
         search=ranking.search,
-        notes=_notes(trace, wanted, position, row),
+        notes=notes,
         verification=None
         if ablate is None
         else verify_trace(trace, wanted, ablate, score, norm, position, everywhere, row=row),
     )
 
 
-def check_options(score: str, norm: str, kinds: Sequence[str], top: int) -> None:
+def check_options(score: str, norm: str, kinds: Sequence[str], top: int, negative: bool = False) -> None:
     """Refuses options of `explain` that are wrong whatever the model.
 
     Raises:
-        ChoiceError, UsageError: an unknown word, nothing to list, or a score that the norm does not have.
+        ChoiceError, UsageError: an unknown word, nothing to list, or a score that is not defined so.
     """
-    if score not in RANKINGS:
-        raise ChoiceError("score", score, RANKINGS)
-    check_norm(norm)
+    check_score(score, norm, negative)
     for kind in kinds:
         if kind not in KIND_LEVELS:
             raise ChoiceError("kind", kind, tuple(KIND_LEVELS))
     if not kinds or top < 1:
         raise UsageError("Nothing to list", None, "Name at least one kind, and --top of at least 1.")
-    if norm == "recompute" and score == "additive":
-        raise UsageError(
-            f"The score {score!r} is defined under the frozen norm only",
-            "--norm recompute",
-            "Use --norm frozen, or another score.",
-        )
 
 
 def _decompositions(trace: "Trace", kinds: Sequence[str], position: int, row: int) -> dict[str, Decomposition]:
@@ -229,6 +231,7 @@ def _values(trace: "Trace", decompositions, ranking: Ranking, target: Target, no
                 promotes=[trace.model.token(int(t)) for t in promotes],
                 suppresses=[trace.model.token(int(t)) for t in suppresses],
                 source=tokens[source] if source is not None else None,
+                score=part.score,
             )
         )
     return rows
@@ -260,17 +263,22 @@ def _recomputed(decompositions, ranked: list[Scored], target: Target) -> dict[Un
 
 
 def _notes(trace: "Trace", target: Target, position: int, row: int) -> list[str]:
-    """Where another spelling of the target is ten times likelier."""
-    if target.alternative is None or len(target.ids) != 1:
-        return []
+    """Where another spelling of the target is ten times likelier, and a target that the model hardly considers."""
     log_p = trace.logits(position, row).double().log_softmax(-1)
-    if float(log_p[target.alternative] - log_p[target.ids[0]]) < math.log(10):
-        return []
-    other = float(log_p[target.alternative].exp())
-    return [
-        f"{target.alternative_text!r} is another token and has probability {other:.3g}; "
-        f"{target.text!r} was taken literally."
-    ]
+    notes = []
+    if target.alternative is not None and len(target.ids) == 1:
+        other = log_p[target.alternative]
+        if float(other - log_p[target.ids[0]]) >= math.log(10):
+            notes.append(
+                f"{target.alternative_text!r} is another token and has probability {float(other.exp()):.3g}; "
+                f"{target.text!r} was taken literally."
+            )
+    rank_ = int((log_p > log_p[list(target.ids)].max()).sum()) + 1
+    if rank_ > FAR:
+        notes.append(
+            f"the target is the model's {rank_:,}th choice of {len(log_p):,}: what wrote it is no prediction's account."
+        )
+    return notes
 
 
 def _warnings(trace: "Trace", main: Decomposition, ranking: Ranking, states: Lens, row: int):

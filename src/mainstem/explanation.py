@@ -83,7 +83,7 @@ class ValueRow:
     `coefficient` is the pattern's weight for subvalues, the activation for neurons; `increase` is the log-probability
     increase in nats, `additive` its share of log p + log V in nats, `direct` its share of the logit. In a ranking by
     increase, `bound` is the bound that the search used and `kl` the divergence of the two distributions: bound minus
-    increase, where there is no softcap.
+    increase, where there is no softcap. `score` is what the values are ranked by.
     """
 
     unit: str
@@ -97,6 +97,7 @@ class ValueRow:
     source: str | None = None
     bound: float | None = None
     kl: float | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True)

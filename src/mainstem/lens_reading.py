@@ -4,6 +4,7 @@ The states and their logits come from `mainstem.analysis.lens`; the sum certific
 them, and the last state is compared with the model's own logits.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.description import CourseRow, LensCertificate, LensReading, LikelyToken, NamedToken, StateRow
 from mainstem.errors import UsageError
 from mainstem.targets import parse_token
+from mainstem.unit_reading import UnitReader
 
 if TYPE_CHECKING:
     from mainstem.analysis.decompose import Decomposition
@@ -28,6 +30,7 @@ def read_lens(
     norm: NormConvention = "recompute",
     top: int = 5,
     row: int = 0,
+    units: Sequence[str] = (),
 ) -> LensReading:
     """The logit lens at one destination as plain rows.
 
@@ -38,6 +41,7 @@ def read_lens(
         norm: `recompute` (each state as the model would read it) or `frozen` (the final state's scale for all).
         top: how many of the likeliest tokens of each state to list.
         row: which prompt of a batch.
+        units: addresses of units whose promoted and suppressed tokens, with a null, and sigmoids to read.
 
     Raises:
         UsageError and its kinds: if an argument is wrong; CertificateError as in `Trace.decompose`.
@@ -50,6 +54,7 @@ def read_lens(
     states = lens(sublayers, norm)
     logits = trace.logits(position, row)
     ids = _ids(trace, tokens, logits)
+    reader = UnitReader(trace, top, position, row)
     return LensReading(
         provenance=model.provenance(),
         warnings=[w.as_dict() for w in _warnings(trace, sublayers, states, row)],
@@ -65,6 +70,7 @@ def read_lens(
         tokens=[NamedToken(model.token(token), token) for token in ids],
         certificate=_certificate(sublayers, states, logits),
         states=_states(trace, sublayers, states, ids, top),
+        units=[reader.read(unit, ids) for unit in dict.fromkeys(units)],
     )
 
 
@@ -107,6 +113,7 @@ def _states(trace: "Trace", sublayers: "Decomposition", states: Lens, ids: list[
                 logit=float(course.logits[i, j]),
                 log_probability=float(course.log_probabilities[i, j]),
                 rank=int(course.ranks[i, j]),
+                probability=math.exp(float(course.log_probabilities[i, j])),
             )
             for j, token in enumerate(ids)
         ]

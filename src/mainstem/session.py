@@ -27,6 +27,8 @@ from mainstem.analysis.certificate import Check, certify, check_reads, stream_er
 from mainstem.analysis.decompose import Decomposition, Level, decompose
 from mainstem.analysis.lens import Lens, lens
 from mainstem.analysis.readout import NormConvention
+from mainstem.analysis.scores import Scores
+from mainstem.analysis.unit_tokens import DIRECTIONS
 from mainstem.causal.labels import check_labels
 from mainstem.causal.verdict import Verification
 from mainstem.errors import PromptError
@@ -37,7 +39,10 @@ from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.run.trace import RunTrace
+from mainstem.scoring import scores
 from mainstem.targets import Target, parse_target, parse_token, token_text
+from mainstem.unit_description import Sigmoid, UnitReading
+from mainstem.unit_reading import UnitReader
 from mainstem.units import Unit
 from mainstem.verifying import verify_trace
 
@@ -262,6 +267,10 @@ class Trace:
         """Every part's share of a target under a linear score (`direct` or `additive`), frozen norm."""
         return attribute(self.decompose(level, position, row), target, score)
 
+    def scores(self, target: Target, names: Sequence[str], **options: Any) -> Scores:
+        """Several scores of every unit; see `mainstem.scoring.scores` for the options."""
+        return scores(self, target, names, **options)
+
     def lens(self, position: int = -1, row: int = 0, norm: NormConvention = "recompute") -> Lens:
         """The logit lens after every addition to the stream."""
         return lens(decompose(self.run.moment(position, row), "sublayers"), norm)
@@ -274,6 +283,36 @@ class Trace:
         """A causal verdict on the units that a score names; see `mainstem.verifying.verify_trace` for the options."""
         wanted = self.model.target(target) if isinstance(target, str) else target
         return verify_trace(self, wanted, counts, **options)
+
+    def unit_tokens(
+        self, unit: Unit | str, top: int = 10, position: int = -1, row: int = 0, directions: int = DIRECTIONS
+    ) -> UnitReading:
+        """The tokens that a unit promotes and suppresses, beside what random directions of its norm would.
+
+        Logits are centred, under the frozen norm, and the coefficient's sign is in them.
+
+        Args:
+            unit: an address of any level, such as L24N1005, L23H4@3, L5.mlp or embed.
+            top: how many tokens to list on each side.
+            position: the destination, negative from the end.
+            row: which prompt of a batch.
+            directions: how many random directions to draw, by the model's seed.
+
+        Raises:
+            UnitError: if there is no such unit; says which there are.
+            LevelRefusedError: if its sublayer cannot be split so, or the readout is not a norm and an unembedding.
+        """
+        return UnitReader(self, top, position, row, directions).read(unit)
+
+    def token_sigmoid(self, unit: Unit | str, token: str, position: int = -1, row: int = 0) -> Sigmoid:
+        """A token's probability as the unit's before-softmax value on it grows from 0, and where the unit takes it.
+
+        Raises:
+            UnitError, TokenError: if there is no such unit or token.
+            LevelRefusedError: if logits are capped or not linear after the norm, so that no sigmoid follows.
+        """
+        reader = UnitReader(self, position=position, row=row)
+        return reader.sigmoid(reader.part(unit), self.model.target(token).token_id)
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
         """What a sublayer wrote at every position, before post-norms and multipliers."""

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.parts import Group
-from mainstem.analysis.ranking import KIND_LEVELS, rank
+from mainstem.analysis.ranking import KIND_LEVELS, Ranking, rank
 from mainstem.analysis.readout import NormConvention, check_norm
+from mainstem.analysis.scores import RULES
 from mainstem.causal.ablation import AblatedRuns, NeuronMap
 from mainstem.causal.controls import Place, same_type, unrelated
 from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
 from mainstem.causal.verdict import NAMED, Question, Verification, outcome, verify
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.run.inputs import base_arguments
+from mainstem.scoring import measured_levels
 from mainstem.targets import Target
 
 if TYPE_CHECKING:
@@ -128,7 +131,8 @@ class Ranker:
         position: int = -1,
         row: int = 0,
     ) -> None:
-        self.score, self.norm = score, norm
+        self.trace, self.score, self.row = trace, score, row
+        self.norm: NormConvention = norm
         levels = {KIND_LEVELS[kind] for name in names for kind in KINDS[name]}
         self.decompositions = {level: trace.decompose(level, position, row) for level in sorted(levels)}  # type: ignore[arg-type]
         self.names = [name for name in names if self.groups(name)]
@@ -149,9 +153,17 @@ class Ranker:
                 level = KIND_LEVELS[KINDS[name][0]]
                 own = {level: self.decompositions[level]}
                 kinds = set(KINDS[name])
-                made = rank(own, target, score or self.score, self.norm, kinds, False, False, counts[name])
+                made = self._ranked(own, target, score or self.score, kinds, counts[name])
                 found += [(value.group, value.index) for value in made.values]
         return found
+
+    def _ranked(
+        self, own: dict[str, Decomposition], target: Target, score: str, kinds: set[str], count: int
+    ) -> Ranking:
+        given = None
+        if RULES[score].measured:
+            given, _ = measured_levels(self.trace, own, target, score, kinds, self.row)
+        return rank(own, target, score, self.norm, kinds, False, False, count, given)
 
 
 def another(target: Target, ids: Sequence[int]) -> Target:

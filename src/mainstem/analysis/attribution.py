@@ -8,6 +8,7 @@ the log-probability along the ray from zero logits to the model's: the parts sum
 softcap z is the capped logits of tau u, and the integrand carries the cap's slope.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -73,15 +74,7 @@ class Attribution:
 
     def top(self, count: int, kinds: set[str] | None = None, negative: bool = False) -> list["Scored"]:
         """The parts with the largest (or, with `negative`, smallest) scores, ties ordered by address."""
-        found: list[Scored] = []
-        for group, scores in zip(self.decomposition.groups, self.scores, strict=True):
-            if kinds is not None and group.kind not in kinds:
-                continue
-            best = scores.topk(min(count, len(scores)), largest=not negative)
-            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                found.append(Scored(group.units[index], group, index, value))
-        sign = 1 if negative else -1
-        return sorted(found, key=lambda part: (sign * part.score, part.unit.sort_key))[:count]
+        return best_of(self.decomposition.groups, self.scores, count, kinds, negative)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +94,25 @@ class Scored:
     def vector(self) -> Float[Tensor, " d_model"]:
         """The part in the stream before the final norm."""
         return self.group.vectors(torch.tensor([self.index], device=self.group.coefficients.device))[0]
+
+
+def best_of(
+    groups: Sequence[Group],
+    scores: Sequence[Tensor],
+    count: int,
+    kinds: set[str] | None = None,
+    negative: bool = False,
+) -> list[Scored]:
+    """The parts with the largest (or, with `negative`, smallest) of the groups' scores, ties ordered by address."""
+    found: list[Scored] = []
+    for group, own in zip(groups, scores, strict=True):
+        if kinds is not None and group.kind not in kinds:
+            continue
+        best = own.sort(descending=not negative, stable=True)
+        for value, index in zip(best.values[:count].tolist(), best.indices[:count].tolist(), strict=True):
+            found.append(Scored(group.units[index], group, index, value))
+    sign = 1 if negative else -1
+    return sorted(found, key=lambda part: (sign * part.score, part.unit.sort_key))[:count]
 
 
 def functional(decomposition: Decomposition, target: Target, score: Score = "direct") -> Functional:
@@ -155,7 +167,7 @@ def _additive(decomposition: Decomposition, target: Target) -> tuple[Tensor, flo
     per_token = _weights_of(target, len(u), u.device)
     contrast = bool(target.against)
     slope = torch.zeros_like(u)
-    for tau, weight in zip(*_quadrature(POINTS), strict=True):
+    for tau, weight in zip(*quadrature(POINTS), strict=True):
         z = softcapped(readout, tau * u)
         rate = torch.ones_like(u) if readout.softcap is None else 1 - (z / readout.softcap).pow(2)
         gradient = per_token if contrast else _set_gradient(z, target, per_token) - z.softmax(-1)
@@ -182,7 +194,7 @@ def _set_gradient(z: Tensor, target: Target, per_token: Tensor) -> Tensor:
     return out
 
 
-def _quadrature(points: int) -> tuple[list[float], list[float]]:
+def quadrature(points: int) -> tuple[list[float], list[float]]:
     """Nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
     import numpy as np
 

@@ -34,6 +34,10 @@ class Entry:
         """The chosen parts as they enter the stream."""
         return summed([carry(self.tails[piece.node], piece.raw(index)) for piece in group.pieces])
 
+    def directions(self, group: Group, index: Tensor) -> Float[Tensor, "top d_model"]:
+        """What the coefficients of the chosen parts multiply, as it enters the stream."""
+        return summed([carry(self.tails[piece.node], piece.directions(index)) for piece in group.pieces])
+
     def dot(self, group: Group, direction: Directions) -> Scores:
         """Inner products of the parts, as they enter, with a direction or several."""
         return summed([piece.raw_dot(pull_back(self.tails[piece.node], direction)) for piece in group.pieces])

@@ -83,6 +83,10 @@ class Group:
         """The chosen parts as they are written, before the tail."""
         raise NotImplementedError
 
+    def directions(self, index: Int[Tensor, " top"]) -> Float[Tensor, "top d_model"]:
+        """What the coefficients of the chosen parts multiply, before the tail: raw is coefficient x direction."""
+        raise NotImplementedError
+
     def raw_dot(self, direction: Directions) -> Scores:
         """Inner products of the parts, before the tail, with a direction or several, in the direction's dtype."""
         raise NotImplementedError
@@ -122,6 +126,10 @@ class Vectors(Group):
         """The chosen parts as they are written."""
         return self.values[index].double()
 
+    def directions(self, index):
+        """The vectors themselves: their coefficients are 1."""
+        return self.raw(index)
+
     def raw_dot(self, direction):
         """Inner products before the tail."""
         return self.values.to(direction) @ direction
@@ -140,6 +148,10 @@ class Columns(Group):
     def raw(self, index):
         """The chosen parts as they are written."""
         return (self.matrix[:, index].double() * self.coefficients[index].double()).T
+
+    def directions(self, index):
+        """Columns of the matrix."""
+        return self.matrix[:, index].double().T
 
     def raw_dot(self, direction):
         """Inner products before the tail."""
@@ -170,7 +182,12 @@ class Subvalues(Group):
     def raw(self, index):
         """The chosen parts as they are written."""
         head, source = index // self.pattern.shape[1], index % self.pattern.shape[1]
-        weights = self.values[self.group[head], source].double() * self.pattern[head, source][:, None]
+        return self.directions(index) * self.pattern[head, source][:, None]
+
+    def directions(self, index):
+        """The sources' values through W_O."""
+        head, source = index // self.pattern.shape[1], index % self.pattern.shape[1]
+        weights = self.values[self.group[head], source].double()
         out = torch.empty(len(index), self.matrix.shape[0], dtype=weights.dtype, device=weights.device)
         for number in head.unique():
             own, channels = head == number, self.channels[number]
@@ -212,6 +229,10 @@ class Joined(Group):
     def raw(self, index):
         """The chosen parts as they are written: the sum over the pieces, each before its own tail."""
         return summed([piece.raw(index) for piece in self.members])
+
+    def directions(self, index):
+        """What the coefficients multiply: the sum over the pieces, each before its own tail."""
+        return summed([piece.directions(index) for piece in self.members])
 
     def raw_dot(self, direction):
         """Inner products before the tails."""

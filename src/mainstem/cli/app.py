@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -116,7 +117,7 @@ def explain(
     ] = None,
     position: Position = -1,
     score: Annotated[
-        str, typer.Option(metavar="|".join(o.SCORES), help="By what units are ranked (see docs/command-line.md).")
+        str, typer.Option(metavar="SCORE", help=f"By what units are ranked: {', '.join(o.SCORES)}.")
     ] = "increase",
     norm: Annotated[
         str,
@@ -204,16 +205,33 @@ def lens(
         str, typer.Option(metavar="|".join(o.NORMS), help="Each state at its own scale, or all at the last state's.")
     ] = "recompute",
     top: Top = 5,
+    units: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unit", metavar="UNIT", help="A unit to read, such as L24N1005, L23H4@3 or L5.mlp; may be repeated."
+        ),
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw the courses into a file.")] = None,
 ):
     """Read the stream after every sublayer."""
     o.choice("norm", norm, o.NORMS)
     given, chat = run.prompt(prompt), run.common.chat
+    if figure is not None:
+        from mainstem.cli.output import check_destination
+
+        check_destination(figure, "--figure")
     model = run.open(lambda model: model.check(given, (position,), chat, tokens or ()))
     with run.step("Reading ..."):
         from mainstem.lens_reading import read_lens
 
         trace = model.trace(given, positions=(position,), chat=chat)
-        return read_lens(trace, tokens or (), position=position, norm=norm, top=top)  # type: ignore[arg-type]
+        reading = read_lens(trace, tokens or (), position=position, norm=norm, top=top, units=units or ())  # type: ignore[arg-type]
+    if figure is not None:
+        from mainstem.cli import output
+        from mainstem.report.lens_page import lens_figure
+
+        output.write_file(lens_figure(reading), figure.expanduser(), "--figure")
+    return reading
 
 
 @command

@@ -14,7 +14,10 @@ import mainstem
 from mainstem.errors import ChoiceError, UsageError
 
 FORMATS = ("table", "json", "html")
-SCORES = ("increase", "additive", "direct")
+SCORES = (
+    "increase", "additive", "direct", "log-probability", "probability-increase", "norm", "coefficient",
+    "reciprocal-rank", "coefficient-norm", "coefficient-rank", "gradient", "integrated-gradients",
+)  # fmt: skip
 NORMS = ("frozen", "recompute")
 KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")

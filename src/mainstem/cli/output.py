@@ -20,7 +20,7 @@ class BrokenPipe(Exception):  # noqa: N818 (no error: the reader has seen enough
     """Nobody reads standard output any more."""
 
 
-def check_destination(out: Path | None) -> None:
+def check_destination(out: Path | None, option: str = "--out") -> None:
     """Refuses a file that cannot be written, before anything is computed for it.
 
     Raises:
@@ -30,9 +30,9 @@ def check_destination(out: Path | None) -> None:
         return
     directory = out.expanduser().absolute().parent
     if not directory.is_dir():
-        raise UsageError("There is no such directory", f"--out {out}", f"Make it first: mkdir -p {directory}")
+        raise UsageError("There is no such directory", f"{option} {out}", f"Make it first: mkdir -p {directory}")
     if out.expanduser().is_dir():
-        raise UsageError("This is a directory, not a file", f"--out {out}", "Give the name of a file in it.")
+        raise UsageError("This is a directory, not a file", f"{option} {out}", "Give the name of a file in it.")
 
 
 def write(result: Document, common: Common) -> None:
@@ -86,7 +86,7 @@ def write_stdout(text: str) -> None:
         raise BrokenPipe from None
 
 
-def write_file(text: str, path: Path) -> None:
+def write_file(text: str, path: Path, option: str = "--out") -> None:
     """Writes text to a file, whole or not at all.
 
     Raises:
@@ -101,7 +101,7 @@ def write_file(text: str, path: Path) -> None:
     except OSError as error:
         raise MainstemError(
             f"The file cannot be written: {error.strerror or error}",
-            f"--out {path}",
+            f"{option} {path}",
             "Choose another place, or free some space.",
         ) from error
 

@@ -1,11 +1,10 @@
-"""Drawings of the stream as SVG: the main stem with its tributaries, and courses along it, over one horizontal axis.
+"""The stream as SVG: the main stem with its tributaries, over the axis of states that courses share (see `curves`).
 
 The main stem runs from the embedding to the logits. Its width at any place is the sum, so far, of the target's logit;
 each sublayer joins it as a tributary as wide as its contribution: from above what speaks for the target, from below
 what speaks against. All numbers come from the result; a drawing only scales them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ REACH = 34.0  # how far before its mouth a tributary begins
 LABELS = 8
 LEVEL = 19.0
 CHARACTER = 7.2
-DRAWABLE = 1e9
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def stream(tributaries: Sequence[Tributary], target: str, total: float, what: st
     stem = _stem(sums, scale, middle)
     parts = [*bands, stem, *words, _mouth(target, f"{what} {plain(total)}", sums, scale, middle)]
     text = f"The stream from the embedding to {visible(target)}, {what} {plain(total)}"
-    return _svg(height, text, [*parts, axis([one.name for one in tributaries], height - 30)])
+    return svg(height, text, [*parts, axis([one.name for one in tributaries], height - 30)])
 
 
 def _labelled(tributaries: Sequence[Tributary]) -> list[int]:
@@ -205,76 +203,8 @@ def _mouth(target: str, number: str, sums: Sequence[float], scale: float, middle
     )
 
 
-# --- courses ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Course:
-    """A token's log-probability (or another number) after each state; `end` is what to write at its last point."""
-
-    name: str
-    values: Sequence[float]
-    end: str
-
-
-def courses(names: Sequence[str], lines: Sequence[Course], label: str, height: float = 250.0) -> str:
-    """Lines over the states of the stream; what lies below the drawing is cut off, and said so."""
-    top, bottom = 18.0, height - 34
-    values = [v for line in lines for v in line.values if _drawable(v)]
-    settled = [v for line in lines for v in list(line.values)[2:] if _drawable(v)] or values or [0.0]
-    high, low = max(0.0, *settled), min(settled)
-    low = min(low, high - 1e-3)
-
-    def y(value: float) -> float:
-        return top + (bottom - top) * (high - max(min(value, high), low)) / (high - low)
-
-    parts = []
-    for tick in _ticks(low, high):
-        parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        text = esc(plain(tick, 0 if abs(tick) >= 1 or not tick else 1))
-        parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
-    ends = _spread([y(next((v for v in reversed(line.values) if _drawable(v)), 0.0)) for line in lines], 17.0)
-    for n, line in enumerate(lines):
-        css = f"s{min(n, 4)}"
-        points = " ".join(f"{place(i, len(names)):.1f},{y(v):.1f}" for i, v in enumerate(line.values) if _drawable(v))
-        parts.append(
-            f'<polyline class="line {css}" points="{points}"><title>{esc(visible(line.name))}</title></polyline>'
-        )
-        name = esc(shortened(visible(line.name), 12))
-        parts.append(
-            f'<text class="{css}" x="{WIDTH - RIGHT + 12}" y="{ends[n] + 4:.1f}"><tspan class="mono">{name}</tspan> '
-            f"{esc(line.end)}</text>"
-        )
-    parts.append(axis(names, bottom + 8))
-    least = min(values, default=0.0)
-    note = f'<p class="key">The first states lie lower than the drawing: down to {esc(plain(least, 0))}.</p>'
-    return _svg(height, label, parts) + (note if least < low else "")
-
-
-def _drawable(value: float) -> bool:
-    """Whether a number has a place in a drawing; NaN, infinities and absurd sizes have none."""
-    return abs(value) < DRAWABLE
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """A few round numbers between the ends."""
-    raw = (high - low) / 4
-    size = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
-    step = next((size * m for m in (1, 2, 5, 10) if size * m >= raw), size)
-    first = math.ceil(low / step)
-    return [n * step for n in range(first, math.floor(high / step) + 1)][:12]
-
-
-def _spread(places: Sequence[float], least: float) -> list[float]:
-    """Places moved down where they would stand on each other."""
-    out = list(places)
-    order = sorted(range(len(out)), key=lambda i: out[i])
-    for before, here in zip(order, order[1:], strict=False):
-        out[here] = max(out[here], out[before] + least)
-    return out
-
-
-def _svg(height: float, label: str, parts: Sequence[str]) -> str:
+def svg(height: float, label: str, parts: Sequence[str]) -> str:
+    """A figure of a page."""
     return (
         f'<figure><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{esc(label)}">'
         f"<title>{esc(label)}</title>{''.join(parts)}</svg></figure>"

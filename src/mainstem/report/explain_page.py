@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import page as p
-from mainstem.report.drawing import Course, Tributary, courses, stream
-from mainstem.report.explain_text import ORDER, legend, values_caption
+from mainstem.report.curves import Course, courses
+from mainstem.report.drawing import Tributary, stream
+from mainstem.report.explain_text import columns, legend, number, score_of, values_caption
 from mainstem.report.text import (
     KINDS,
     WRITERS,
@@ -159,7 +160,7 @@ def _values(e: Explanation) -> str:
     if not e.values:
         return p.section("Values", caption, "<p>No unit of these kinds.</p>")
     heads = [("#", "num"), ("unit", ""), ("kind", ""), ("source", ""), ("coefficient", "num")]
-    heads += [(f"{name}{' ▾' if name == e.score else ''}", "num") for name in ORDER]
+    heads += [(f"{name}{' ▾' if name == e.score else ''}", "num") for name in columns(e.score)]
     heads += [("promotes", ""), ("suppresses", "")]
     rows = [_value_row(i, row, e.score) for i, row in enumerate(e.values, start=1)]
     reading = f'<p class="quiet">{p.esc(legend(e.values))}.</p>'
@@ -174,10 +175,10 @@ def _value_row(rank: int, row: ValueRow, score: str) -> str:
         p.cell("" if row.source is None else p.token(row.source)),
         p.cell(p.esc(compact(row.coefficient)), "num", row.coefficient),
     ]
-    for name in ORDER:
-        value: float | None = getattr(row, name)
+    for name in columns(score):
+        value = score_of(row, name, score)
         css = "num" + ("" if name != score else " pos" if (value or 0) >= 0 else " neg")
-        shown = p.esc(signed(value))
+        shown = p.esc(number(value, name))
         cells.append(p.cell(f"<strong>{shown}</strong>" if name == score else shown, css, value))
     tokens: Sequence[Sequence[str]] = (row.promotes, row.suppresses)
     return p.row(*cells, *(p.cell(p.chips(several), "tokens") for several in tokens))

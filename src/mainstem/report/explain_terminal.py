@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import terminal as t
-from mainstem.report.explain_text import ORDER, legend, values_caption
+from mainstem.report.explain_text import columns, legend, number, score_of, values_caption
 from mainstem.report.text import (
     KINDS,
     WRITERS,
@@ -193,7 +193,7 @@ def _values(e: Explanation, width: int) -> list[RenderableType]:
     if with_source:
         table.add_column("source", no_wrap=True, overflow="ellipsis", max_width=16)
     table.add_column("coef.", justify="right", no_wrap=True)
-    for score in ORDER:
+    for score in columns(e.score, wide):
         mark = "▾" if score == e.score else ""
         table.add_column(f"{mark}{score}", justify="right", no_wrap=True)
     if wide:
@@ -216,10 +216,10 @@ def _value_cells(rank: int, row: ValueRow, score: str, wide: bool, with_source: 
     if with_source:
         cells.append(source)
     cells.append(Text(compact(row.coefficient)))
-    for name in ORDER:
-        value = getattr(row, name)
+    for name in columns(score, wide):
+        value = score_of(row, name, score)
         style = "" if name != score else "for" if (value or 0) >= 0 else "against"
-        cells.append(Text(signed(value), style))
+        cells.append(Text(number(value, name), style))
     up, down = token_list(row.promotes), token_list(row.suppresses)
     if wide:
         return [*cells, up, down]

@@ -3,10 +3,29 @@
 from collections.abc import Sequence
 
 from mainstem.explanation import Explanation, ValueRow
-from mainstem.report.text import NORMS, SCORES, count, visible
+from mainstem.report.text import NORMS, SCORES, compact, count, signed, visible
 
 ORDER = ("increase", "additive", "direct")
 """The columns of scores."""
+
+SIZES = ("norm", "coefficient", "reciprocal-rank", "coefficient-norm", "coefficient-rank")
+"""Scores without a sign, of which a reading says nothing for or against."""
+
+
+def columns(score: str, wide: bool = True) -> tuple[str, ...]:
+    """The columns of scores: the chosen one first, if it is none of those always shown; it takes another's place."""
+    return ORDER if score in ORDER else (score, *ORDER) if wide else (score, "increase", "direct")
+
+
+def number(value: float | None, column: str) -> str:
+    """A score as text: nats with two decimals, other sizes with the digits that they need."""
+    return signed(value) if column in ORDER else compact(value)
+
+
+def score_of(row: ValueRow, name: str, chosen: str) -> float | None:
+    """A row's value in one of the columns."""
+    return row.score if name == chosen and name not in ORDER else getattr(row, name)
+
 
 READINGS = {
     "attention_subvalue": "is a head reading one source position, coef. its attention weight",
@@ -21,20 +40,16 @@ READINGS = {
 
 def values_caption(e: Explanation) -> str:
     """What the table of values shows, by which score and under which norm."""
-    against = bool(e.values) and _score_of(e.values[0], e.score) < 0
+    against = bool(e.values) and (score_of(e.values[0], e.score, e.score) or 0.0) < 0 and e.score != "log-probability"
     rival = f" over {', '.join(visible(r.token) for r in e.against)}" if e.against else ""
     units, scored = e.search["units"], e.search["scored"]
-    which = f"the {len(e.values)} of {count(units)} units that write most {'against' if against else 'for'}"
+    what = "largest for" if e.score in SIZES else f"that write most {'against' if against else 'for'}"
+    which = f"the {len(e.values)} of {count(units)} units {what}"
     search = f" (exact: {count(scored)} of them scored, the others bounded)" if scored < units else ""
     return (
         f"{which} {visible(e.target.token)}{rival}, by {SCORES.get(e.score, e.score)}{search}; "
         f"{NORMS.get(e.norm, e.norm)}; promoted tokens centred, under the frozen norm"
     )
-
-
-def _score_of(row: ValueRow, score: str) -> float:
-    value = getattr(row, score, row.direct)
-    return 0.0 if value is None else value
 
 
 def legend(values: Sequence[ValueRow]) -> str:

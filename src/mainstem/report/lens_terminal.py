@@ -8,10 +8,23 @@ from rich.text import Text
 
 from mainstem.description import CourseRow, LensReading, StateRow
 from mainstem.report import terminal as t
-from mainstem.report.text import NORMS, count, plain, probability, scientific, shortened, visible
+from mainstem.report.text import (
+    KINDS,
+    NORMS,
+    compact,
+    count,
+    plain,
+    probability,
+    scientific,
+    shortened,
+    signed,
+    visible,
+)
+from mainstem.report.unit_text import null_sentence
+from mainstem.unit_description import UnitReading
 
 TOP_WIDTH = 17
-COURSE_WIDTH = 33
+COURSE_WIDTH = 43
 UNIT_WIDTH = 12
 
 
@@ -24,9 +37,36 @@ def print_lens(console: Console, reading: LensReading) -> None:
     console.print(t.heading("Certificate"), _certificate(reading), sep="\n")
     for part in _tables(reading, console.width):
         console.print(part)
+    for unit in reading.units:
+        console.print(*_unit(unit), sep="\n")
     for part in t.notices(reading.warnings, reading.notes):
         console.print(part)
     console.print(t.provenance_line(reading.provenance))
+
+
+def _unit(unit: UnitReading) -> list[RenderableType]:
+    """One unit: tokens beside the null, and what it does to the followed tokens."""
+    source = "" if unit.source is None else f", reading {visible(unit.source)}"
+    caption = (
+        f"{KINDS.get(unit.kind, unit.kind)}{source}; coefficient {compact(unit.coefficient)}, its sign in the logits; "
+        f"norm {compact(unit.size)}; logits centred, frozen norm"
+    )
+    table = t.lined()
+    for name in ("promotes", "suppresses"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=20)
+        table.add_column("logit", justify="right", no_wrap=True)
+    for up, down in zip(unit.promotes, unit.suppresses, strict=True):
+        table.add_row(visible(up.token), signed(up.logit), visible(down.token), signed(down.logit))
+    lines = [Text(null_sentence(unit), "quiet")]
+    for s in unit.sigmoids:
+        lines.append(
+            Text.assemble(
+                (visible(s.token), "title"),
+                f": p {probability(s.before)} without it, {probability(s.probability)} with it",
+                (f" (by its own value {plain(s.value)} alone {probability(s.alone)})", "quiet"),
+            )
+        )
+    return [t.heading(unit.unit, caption), table, *lines]
 
 
 def _certificate(reading: LensReading) -> Table:
@@ -64,7 +104,7 @@ def _table(reading: LensReading, chosen: Sequence[int], likeliest: int) -> Table
     for i in chosen:
         name = shortened(visible(reading.tokens[i].token), 12)
         table.add_column(Text(f"{name}\nbef. softmax"), justify="right", no_wrap=True)
-        for what in ("logit", "log p", "rank"):
+        for what in ("logit", "log p", "p", "rank"):
             table.add_column(Text(f"\n{what}"), justify="right", no_wrap=True)
     shown = min(likeliest, max((len(state.top) for state in reading.states), default=0))
     for place in range(shown):
@@ -81,7 +121,8 @@ def _cells(state: StateRow, course: Sequence[CourseRow], shown: int) -> list[Tex
     for row in course:
         style = "title" if row.rank == 1 else ""
         cells += [Text(plain(row.before_softmax)), Text(plain(row.logit))]
-        cells += [Text(plain(row.log_probability)), Text(count(row.rank), style)]
+        cells += [Text(plain(row.log_probability)), Text(probability(row.probability), style)]
+        cells.append(Text(count(row.rank), style))
     for token in state.top[:shown]:
         style = "title" if token.probability >= 0.5 else "" if token.probability >= 0.1 else "quiet"
         cells += [Text(visible(token.token), style), Text(probability(token.probability), style)]

@@ -28,7 +28,8 @@ def esc(text: object) -> str:
 def page(title: str, body: Iterable[str], provenance: Provenance, document: Mapping[str, Any]) -> str:
     """A whole page around its sections."""
     here = files("mainstem.report")
-    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    names = ("figure.css", "page.css", "page.js")
+    colours, sheet, script = (here.joinpath(name).read_text(encoding="utf-8") for name in names)
     # In a script element only "<" can end it or open a comment; JSON may write it as an escape.
     data = json.dumps(finite(dict(document)), ensure_ascii=False).replace("<", "\\u003c")
     return "\n".join(
@@ -41,7 +42,7 @@ def page(title: str, body: Iterable[str], provenance: Provenance, document: Mapp
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta name="generator" content="mainstem {esc(provenance.mainstem)}">',
             f"<title>{esc(title)}</title>",
-            f"<style>\n{style}</style>",
+            f"<style>\n{colours}{sheet}</style>",
             "</head>",
             "<body>",
             "<main>",

@@ -47,6 +47,15 @@ SCORES = {
     "direct": "direct attribution (share of the logit)",
     "additive": "the additive score (share of log p + log d_vocab)",
     "increase": "log-probability increase (nats)",
+    "log-probability": "log p(w | v), the softmax of the unit alone (nats)",
+    "probability-increase": "probability increase",
+    "norm": "the norm of what the coefficient multiplies",
+    "coefficient": "|coefficient|",
+    "reciprocal-rank": "1 / the token's rank in the unit's own logits",
+    "coefficient-norm": "|coefficient| x norm, the size of what is written",
+    "coefficient-rank": "|coefficient| / the token's rank in the unit's own logits",
+    "gradient": "gradient x activation in the real model (nats)",
+    "integrated-gradients": "integrated gradients, each layer turned on (nats)",
 }
 """Scores in words."""
 
