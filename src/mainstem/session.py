@@ -28,13 +28,15 @@ from mainstem.analysis.decompose import Decomposition, Level, decompose
 from mainstem.analysis.lens import Lens, lens
 from mainstem.analysis.readout import NormConvention
 from mainstem.causal.labels import check_labels
+from mainstem.causal.query_check import QueryCheck
 from mainstem.causal.verdict import Verification
 from mainstem.errors import PromptError
 from mainstem.explaining import explain
-from mainstem.explanation import Explanation, Provenance
+from mainstem.explanation import Explanation, Provenance, Queries, QueryTotals
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
+from mainstem.querying import check, queries, totals
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.run.trace import RunTrace
 from mainstem.targets import Target, parse_target, parse_token, token_text
@@ -274,6 +276,20 @@ class Trace:
         """A causal verdict on the units that a score names; see `mainstem.verifying.verify_trace` for the options."""
         wanted = self.model.target(target) if isinstance(target, str) else target
         return verify_trace(self, wanted, counts, **options)
+
+    def queries(self, unit: Unit | str, level: Level = "units", **options: Any) -> Queries:
+        """Which earlier units activate a value unit; see `mainstem.querying.queries` for the options."""
+        return queries(self, unit, level, **options)
+
+    def query_totals(
+        self, values: Sequence[tuple[Unit | str, float]], over: str = "layers", **options: Any
+    ) -> QueryTotals:
+        """Query layers, heads or neurons over several value units; see `mainstem.querying.totals`."""
+        return totals(self, values, over, **options)
+
+    def check_queries(self, unit: Unit | str, count: int = 10, **options: Any) -> QueryCheck:
+        """Takes the first `count` queries of a value unit away in a real run; see `mainstem.querying.check`."""
+        return check(self, unit, count, **options)
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
         """What a sublayer wrote at every position, before post-norms and multipliers."""

@@ -7,6 +7,7 @@ from mainstem.explanation import Certificate, Explanation, LayerRow, Token, Valu
 from mainstem.report import page as p
 from mainstem.report.drawing import Course, Tributary, courses, stream
 from mainstem.report.explain_text import ORDER, legend, values_caption
+from mainstem.report.queries_page import queries
 from mainstem.report.text import (
     KINDS,
     WRITERS,
@@ -38,6 +39,7 @@ def explanation_page(e: Explanation) -> str:
         _account(e),
         _course(e),
         _values(e),
+        queries(e),
         "" if e.verification is None else verification_section(e.verification, e.score),
         p.notices(e.warnings, e.notes),
     ]
