@@ -26,6 +26,8 @@ from mainstem.explanation import (
     Explanation,
     LayerRow,
     Provenance,
+    Queries,
+    QueryRow,
     Token,
     ValueRow,
 )
@@ -70,7 +72,13 @@ def certificate(holds: bool = True) -> Certificate:
 
 
 def explanation(
-    *, holds: bool = True, contrast: bool = False, negative: bool = False, empty: bool = False, scale: float = 1.0
+    *,
+    holds: bool = True,
+    contrast: bool = False,
+    negative: bool = False,
+    empty: bool = False,
+    queries: bool = False,
+    scale: float = 1.0,
 ) -> Explanation:
     units = ["embed", "L0.attn", "L0.mlp", "L1.attn", "L1.mlp"]
     steps = [-20.0, 4.0, 1.5, -0.5, 14.9]
@@ -111,7 +119,23 @@ def explanation(
         },
         search={"units": 1000, "scored": 16, "exact": True, "slack": 1e-4},
         notes=["'Paris' is another token and has probability 0.9; ' Paris' was taken literally."],
+        queries=[row for made in _queries() for row in made.rows] if queries else [],
+        query_sums=[made.sums() for made in _queries()] if queries else [],
+        query_refusals=[{"unit": "L0E3N40", "reason": "no key for L0E3N40: <none>"}] if queries else [],
     )
+
+
+def _queries() -> list[Queries]:
+    rows = [
+        QueryRow("L0H2@4", "attention_subvalue", "L1H0@3", 0.7, 0.4, NASTY[:5], NASTY[5:9], "L1H0", "<b>"),
+        QueryRow("embed", "embedding", "L1H0@3", -0.1, 1.0, NASTY[9:], [], "L1H0"),
+    ]
+    plain = [QueryRow("L0N3", "ffn_neuron", "L1N7", -90.25, -1e9, [" a"], [], None)]
+    end = (3, 2.0, 3.5, -1.0, 2.5, -0.5, 1e-7, 1e-5, True)
+    return [
+        Queries("L1H0@3", "attention_subvalue", "value", "direct effect", "units", 12, *end, rows),
+        Queries("L1N7", "ffn_neuron", "value", "activation", "units", 12, *end, plain),
+    ]
 
 
 def unit_reading(unit: str = "L1N7", tokens: int = 2, beyond: bool = False) -> UnitReading:

@@ -162,6 +162,19 @@ def test_the_options_of_explain_reach_the_result(run):
     assert document["values"][0]["direct"] < 0 and document["provenance"]["seed"] == 7
 
 
+def test_queries_are_listed_for_each_value(run):
+    code, out, _ = run("explain", PROMPT, "--queries", "2", "--top", "20", "--kinds", "ffn_neuron,head", "-f", "json")
+    document = json.loads(out)
+    neurons = [value["unit"] for value in document["values"] if value["kind"] == "ffn_neuron"]
+    assert code == 0 and neurons
+    assert [row["of"] for row in document["queries"]] == [unit for unit in neurons for _ in range(2)]
+    assert [one["of"] for one in document["query_sums"]] == neurons
+    heads = [value["unit"] for value in document["values"] if value["kind"] == "head"]
+    assert [one["unit"] for one in document["query_refusals"]] == heads
+    assert json.loads(run("explain", PROMPT, "-f", "json")[1])["queries"] == []
+    assert run("explain", PROMPT, "--queries", "-1")[0] == 2
+
+
 def test_the_options_of_lens_reach_the_result(run):
     code, out, _ = run(
         "lens",

@@ -5,9 +5,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from mainstem.analysis.scores import PUBLISHED
 
 import mainstem
+from mainstem.analysis.scores import PUBLISHED
 from mainstem.causal.verdict import NAMED, RANDOM, Outcome
 from mainstem.experiments import knowledge, paris
 from mainstem.experiments.knowledge_claims import claims

@@ -28,6 +28,7 @@ RESULTS = {
     "contrast": samples.explanation(contrast=True),
     "negative": samples.explanation(negative=True),
     "empty": samples.explanation(empty=True),
+    "queries": samples.explanation(queries=True),
     "lens": samples.lens_reading(),
     "lens of six": samples.lens_reading(6),
     "lens with units": samples.lens_reading(2, units=True),
@@ -364,6 +365,19 @@ def test_a_model_without_direct_attribution_has_no_drawn_stream():
     bare = replace(e, layers=[replace(row, direct=None) for row in e.layers])
     assert "The stream</h2>" not in as_html(bare)
     assert "The stream</h2>" in as_html(e)
+
+
+def test_queries_are_shown_where_they_were_asked_for():
+    without, asked = samples.explanation(), samples.explanation(queries=True)
+    assert "Queries" not in as_text(without, 118) and "Queries</h2>" not in as_html(without)
+    text, page = as_text(asked, 118), as_html(asked)
+    assert "promotes, through L1H0" in text and "promotes, through L1H0" in page
+    assert "direct effect of its value on the target's logit 2.00 = +3.50 and −1.00, biases −0.50" in " ".join(
+        text.split()
+    )
+    assert "no key for L0E3N40: <none>" in text and "no key for L0E3N40: &lt;none&gt;" in page
+    shown = [line for line in text.splitlines() if line.strip().startswith("L0N3")]
+    assert len(shown) == 1 and "−90.25" in shown[0]
 
 
 def test_unknown_results_have_no_report():

@@ -22,7 +22,9 @@ from mainstem.analysis.recomputed import direct_recomputed
 from mainstem.analysis.scores import RULES, check_score
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
+from mainstem.querying import queries_of
 from mainstem.scoring import measured_levels, require_kinds
+from mainstem.targeting import chosen_target
 from mainstem.targets import Target
 from mainstem.units import Unit
 from mainstem.verifying import verify_trace
@@ -47,6 +49,7 @@ def explain(
     negative: bool = False,
     exhaustive: bool = False,
     top: int = 10,
+    queries: int = 0,
     ablate: Mapping[str, int] | None = None,
     everywhere: bool = False,
     row: int = 0,
@@ -65,6 +68,7 @@ def explain(
         negative: list the units that speak against the target.
         exhaustive: score every unit instead of those that the bounds cannot exclude; for checking, and slow.
         top: how many.
+        queries: how many earlier units to list for each of them, those that activate it (see `mainstem.querying`).
         ablate: for a causal verdict, how many units to take out, as in {"ffn": 25, "attention": 75}.
         everywhere: take them out at all positions, not at the destination alone.
         row: which prompt of a batch.
@@ -72,11 +76,11 @@ def explain(
     Raises:
         UsageError and its kinds: if an argument is wrong; LevelRefusedError, CertificateError as in `Trace.decompose`.
     """
-    check_options(score, norm, kinds, top, negative)
+    check_options(score, norm, kinds, top, negative, queries)
     require_kinds(trace.model.anatomy, kinds)
     decompositions = _decompositions(trace, kinds, position, row)
     main = decompositions["units"]
-    wanted = _target(trace, target, against, position, row)
+    wanted = chosen_target(trace, target, against, position, row)
     check_score(score, norm, negative, bool(wanted.against))
     given, notes = None, _notes(trace, wanted, position, row)
     if RULES[score].measured:
@@ -88,6 +92,8 @@ def explain(
     layers = _layers(trace, states, decompositions["sublayers"], wanted)
     token, rivals = _tokens(trace, wanted, position, row)
     found = _warnings(trace, main, ranking, states, row)
+    values = [part.unit for part in ranking.values] if queries else []
+    asked, refused = queries_of(trace, values, queries, position, wanted, row)
     anatomy, loaded = trace.model.anatomy, trace.model.loaded
     return Explanation(
         provenance=trace.model.provenance(),
@@ -111,13 +117,18 @@ def explain(
         account=_account(decompositions["sublayers"], wanted),
         search=ranking.search,
         notes=notes,
+        queries=[one for made in asked for one in made.rows],
+        query_sums=[made.sums() for made in asked],
+        query_refusals=refused,
         verification=None
         if ablate is None
         else verify_trace(trace, wanted, ablate, score, norm, position, everywhere, row=row),
     )
 
 
-def check_options(score: str, norm: str, kinds: Sequence[str], top: int, negative: bool = False) -> None:
+def check_options(
+    score: str, norm: str, kinds: Sequence[str], top: int, negative: bool = False, queries: int = 0
+) -> None:
     """Refuses options of `explain` that are wrong whatever the model.
 
     Raises:
@@ -129,19 +140,13 @@ def check_options(score: str, norm: str, kinds: Sequence[str], top: int, negativ
             raise ChoiceError("kind", kind, tuple(KIND_LEVELS))
     if not kinds or top < 1:
         raise UsageError("Nothing to list", None, "Name at least one kind, and --top of at least 1.")
+    if queries < 0:
+        raise UsageError("A number of queries below zero", str(queries), "Ask for 0, or for some.")
 
 
 def _decompositions(trace: "Trace", kinds: Sequence[str], position: int, row: int) -> dict[str, Decomposition]:
     levels = dict.fromkeys(["sublayers", "units", *(KIND_LEVELS[kind] for kind in kinds)])
     return {level: trace.decompose(level, position, row) for level in levels}  # type: ignore[arg-type]
-
-
-def _target(trace: "Trace", target, against, position: int, row: int) -> Target:
-    if isinstance(target, Target):
-        return target
-    if target is None:
-        target = f"id:{int(trace.logits(position, row).argmax())}"
-    return trace.model.target(target, against)
 
 
 def _certificate(trace: "Trace", main: Decomposition, reads: Check, target: Target, row: int) -> Certificate:

@@ -101,6 +101,71 @@ class ValueRow:
 
 
 @dataclass(frozen=True)
+class QueryRow:
+    """One earlier unit that activates the value unit `of`.
+
+    `share` is its signed part of the quantity (see `Queries`); `promotes` and `suppresses` are what it reads as in
+    vocabulary space: through W_V and W_O of the head where that is its way out (`through`), else as it was written.
+    """
+
+    unit: str
+    kind: str
+    of: str
+    share: float
+    coefficient: float
+    promotes: list[str]
+    suppresses: list[str]
+    through: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What activates one value unit: the largest shares, and the account that they are part of.
+
+    `quantity` is what the shares add up to: positives + negatives (= net) + constant = observed, with the relative
+    error of that sum. `side` is value, query or key; `position` the destination, `reads` the position whose stream is
+    read; `constant` is what biases of the read add.
+    """
+
+    of: str
+    kind: str
+    side: str
+    quantity: str
+    level: str
+    position: int
+    reads: int
+    observed: float
+    positives: float
+    negatives: float
+    net: float
+    constant: float
+    relative_error: float
+    tolerance: float
+    holds: bool
+    rows: list[QueryRow] = field(default_factory=list)
+
+    def sums(self) -> dict[str, Any]:
+        """The account alone, without its rows."""
+        return {name: value for name, value in vars(self).items() if name != "rows"}
+
+
+@dataclass(frozen=True)
+class QueryTotals:
+    """Query layers, heads or neurons over several value units: `rows` of unit, position and score, in nats.
+
+    `values` are the value units, `left_out` those whose shares cancel so far that their ratios mean nothing, `refused`
+    those that have no key, each with the reason.
+    """
+
+    over: str
+    rows: list[dict[str, Any]]
+    values: list[str]
+    left_out: list[str]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Explanation:
     """One prediction explained."""
 
@@ -120,7 +185,9 @@ class Explanation:
     account: dict[str, float]
     search: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    queries: list[dict[str, Any]] = field(default_factory=list)
+    queries: list[QueryRow] = field(default_factory=list)
+    query_sums: list[dict[str, Any]] = field(default_factory=list)
+    query_refusals: list[dict[str, str]] = field(default_factory=list)
     verification: "Verification | None" = None
 
     def as_dict(self) -> dict[str, Any]:

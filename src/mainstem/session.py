@@ -30,13 +30,15 @@ from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.scores import Scores
 from mainstem.analysis.unit_tokens import DIRECTIONS
 from mainstem.causal.labels import check_labels
+from mainstem.causal.query_check import QueryCheck
 from mainstem.causal.verdict import Verification
 from mainstem.errors import PromptError
 from mainstem.explaining import explain
-from mainstem.explanation import Explanation, Provenance
+from mainstem.explanation import Explanation, Provenance, Queries, QueryTotals
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
+from mainstem.querying import check, queries, totals
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.run.trace import RunTrace
 from mainstem.scoring import scores
@@ -313,6 +315,20 @@ class Trace:
         """
         reader = UnitReader(self, position=position, row=row)
         return reader.sigmoid(reader.part(unit), self.model.target(token).token_id)
+
+    def queries(self, unit: Unit | str, level: Level = "units", **options: Any) -> Queries:
+        """Which earlier units activate a value unit; see `mainstem.querying.queries` for the options."""
+        return queries(self, unit, level, **options)
+
+    def query_totals(
+        self, values: Sequence[tuple[Unit | str, float]], over: str = "layers", **options: Any
+    ) -> QueryTotals:
+        """Query layers, heads or neurons over several value units; see `mainstem.querying.totals`."""
+        return totals(self, values, over, **options)
+
+    def check_queries(self, unit: Unit | str, count: int = 10, **options: Any) -> QueryCheck:
+        """Takes the first `count` queries of a value unit away in a real run; see `mainstem.querying.check`."""
+        return check(self, unit, count, **options)
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
         """What a sublayer wrote at every position, before post-norms and multipliers."""

@@ -84,12 +84,12 @@ def _expected_error(decomposition: Decomposition) -> Tensor:
             squares += _spread(piece.tail, piece.bound()).pow(2)
     for i, node in enumerate(moment.anatomy.graph.nodes):
         tail = decomposition.maps[i]
-        if tail is not None and not _exact(node):
-            squares += _spread(tail, run.values[i][0].double().abs() * _unit(node)).pow(2)
+        if tail is not None and not exact_node(node):
+            squares += _spread(tail, run.values[i][0].double().abs() * node_rounding(node)).pow(2)
     return squares.sqrt()
 
 
-def _exact(node) -> bool:
+def exact_node(node) -> bool:
     """Whether the node's arithmetic is reproduced bit by bit: a plain sum, or a write."""
     if isinstance(node, NormNode):
         return False
@@ -99,7 +99,7 @@ def _exact(node) -> bool:
     return True
 
 
-def _unit(node) -> float:
+def node_rounding(node) -> float:
     """Rounding of a norm or factor: norms compute in float32 at best, and round a few times."""
     if isinstance(node, NormNode):
         return 4 * max(torch.finfo(node.dtype).eps, torch.finfo(torch.float32).eps)

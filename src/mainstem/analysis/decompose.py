@@ -117,13 +117,17 @@ def decompose(moment: Moment, level: Level = "sublayers") -> Decomposition:
         raise LevelRefusedError(f"No {level.replace('_', ' ')} at {unit}", reason=reason)
     run = evaluate(anatomy.graph, moment.writes, moment.gates)
     maps = maps_to_root(anatomy.graph, run, moment.gates)
+    return Decomposition(level, moment, groups_to(moment, run, maps, level), run, maps)
+
+
+def groups_to(moment: Moment, run: Evaluated, maps: list[LinearMap | None], level: Level) -> list[Group]:
+    """The parts of the stream value that `maps` lead to: the one before the final norm, or one that is read."""
     groups: list[Group] = []
-    for i, write in enumerate(anatomy.writes):
-        tail = maps[anatomy.write_nodes[i]]
+    for i, write in enumerate(moment.anatomy.writes):
+        tail = maps[moment.anatomy.write_nodes[i]]
         if tail is not None:
             groups.extend(_write_groups(moment, i, write, tail, level))
-    groups.extend(_constants(moment, run, maps))
-    return Decomposition(level, moment, join_pieces(groups, level), run, maps)
+    return join_pieces(groups + _constants(moment, run, maps), level)
 
 
 def _write_groups(moment: Moment, index: int, write: Write, tail: LinearMap, level: str) -> list[Group]:

@@ -134,6 +134,9 @@ def explain(
         bool, typer.Option("--exhaustive", help="Score every unit, without the search's bound; slow.")
     ] = False,
     top: Top = 10,
+    queries: Annotated[
+        int, typer.Option(metavar="N", min=0, help="For each listed unit, N earlier units that activate it.")
+    ] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Take the top units out of the run, beside controls, for a causal verdict.")
     ] = False,
@@ -165,8 +168,8 @@ def explain(
     with run.step("Explaining ..."):
         return model.explain(
             given, chat=run.common.chat, target=target or None, against=against or (), position=position, score=score,
-            norm=norm, kinds=chosen, negative=negative, exhaustive=exhaustive, top=top, ablate=counts,
-            everywhere=at == "all",
+            norm=norm, kinds=chosen, negative=negative, exhaustive=exhaustive, top=top, queries=queries,
+            ablate=counts, everywhere=at == "all",
         )  # fmt: skip
 
 

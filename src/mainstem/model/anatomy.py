@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mainstem.model.activation import Activation
 from mainstem.model.graph import StreamGraph
 from mainstem.model.hooks import Site
 from mainstem.model.norms import Norm
@@ -125,6 +126,7 @@ class Write:
         attention: the attention behind `source`, if that is what it is.
         neurons: whether `source` holds neurons' activations.
         experts: what to record locally where the write is a sum over experts, chosen token by token.
+        activation: how the neurons come from what reads the stream.
         n_experts: how many experts that sum chooses from; 0 where it is none.
         expert_width: how many neurons each of them has.
         refusals: for each level that cannot be had, the reason.
@@ -142,6 +144,7 @@ class Write:
     shared_expert: int | None = None
     first_neuron: int = 0
     experts: ExpertSite | None = None
+    activation: Activation | None = None
     n_experts: int = 0
     expert_width: int = 0
     refusals: dict[str, str] = field(default_factory=dict)

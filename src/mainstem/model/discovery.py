@@ -10,6 +10,7 @@ Cost: one forward pass of about a dozen tokens with every intermediate kept, and
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
     leaves = [value for value in values if not walk.step(value).terms]
     labelled = label_writes(leaves, values, recording, finder, walk)
     reads = find_reads(recording, walk, values, labelled, finder)
+    writes = [replace(write, activation=reads.activations.get(i)) for i, write in enumerate(labelled.writes)]
     graph_values = _with_reads(walk, values, reads.inputs)
     graph, node_of = _graph(walk, graph_values, leaves, root, finder)
     latest = latest_writes(graph)
@@ -76,7 +78,7 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
     blocks = blocks_of(graph, spine, latest, labelled, {n: finder.site(tensors[n]) for n in spine})
     readout = find_readout(root, head_input, product, end, finder, positions)
     return Anatomy(
-        writes=tuple(labelled.writes),
+        writes=tuple(writes),
         reads=tuple(reads.finish(node_of)),
         blocks=blocks,
         graph=graph,

@@ -34,6 +34,18 @@ def head_norm(operand: Value, product: Value) -> Norm | None:
     return next((norm for norm in own if norm is not None), common)
 
 
+def norm_at(value: Value, product: Value) -> tuple[Norm, Value] | None:
+    """The norm over the last axis whose result is `value`, somewhere behind `product`, and what it is the norm of.
+
+    A gain or bias that follows is left to what follows.
+    """
+    for end, source, piece in _pieces(value, product):
+        norm = _fit(end, source, piece)
+        if norm is not None:
+            return norm, source
+    return None
+
+
 def _linear(program: Program, source: Value) -> bool:
     """Whether twice the input gives twice the result: then there is no norm in between."""
     probe = probe_like(source, 7)

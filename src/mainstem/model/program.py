@@ -74,6 +74,21 @@ class Program:
             calls.append((wide, map_leaves(_widen, args), map_leaves(_widen, kwargs), outputs))
         return Program(self.inputs, tuple(calls), self.result)
 
+    @cached_property
+    def in_float64(self) -> "Program":
+        """The same with every floating number and tensor in float64, casts included; for float64 inputs."""
+        calls = []
+        for func, args, kwargs, outputs in self.calls:
+            wide = torch.Tensor.double if function_name(func) in ("half", "bfloat16", "float") else func
+            calls.append((wide, map_leaves(_to_float64, args), map_leaves(_to_float64, kwargs), outputs))
+        return Program(self.inputs, tuple(calls), self.result)
+
+
+def _to_float64(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.double() if leaf.is_floating_point() else leaf
+    return torch.float64 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf
+
 
 def _copy(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf

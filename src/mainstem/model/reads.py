@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from mainstem.model.activation import Activation, find_activation
 from mainstem.model.anatomy import ExpertRead, ExpertSite, Read
 from mainstem.model.behaviour import index_map
 from mainstem.model.expert_reads import experts_source
@@ -32,6 +33,7 @@ class Reads:
     found: list[tuple[Read, Value, Value]]
     experts: list[tuple[Unit, ExpertSite, Value]]
     inputs: list[Value]
+    activations: dict[int, Activation] = field(default_factory=dict)
     query_width: dict[Unit, int] = field(default_factory=dict)
 
     def finish_experts(self, node_of: Mapping[int, int]) -> list[ExpertRead]:
@@ -54,6 +56,7 @@ def find_reads(
     roles = _roles(labelled)
     _note_output_gates(roles, walk, values, labelled)
     found: list[tuple[Read, Value, Value]] = []
+    products: dict[int, int] = {}
     for value in recording.values:
         call = value.call
         if call is None or value.slot != 0 or not is_weight_product(call) or value.id not in roles.owner:
@@ -63,9 +66,20 @@ def find_reads(
             continue
         read = _read(value, active[0], walk, resolver, roles, finder)
         if read is not None:
+            products[value.id] = len(found)
             found.append(read)
     experts = _expert_reads(labelled, resolver)
-    return Reads(found, experts, [value for _, value, _ in found] + [value for _, _, value in experts])
+    inputs = [value for _, value, _ in found] + [value for _, _, value in experts]
+    return Reads(found, experts, inputs, _activations(labelled, products, walk.positions))
+
+
+def _activations(labelled: Labelled, products: dict[int, int], positions: int) -> dict[int, Activation]:
+    """For each write of neurons, by its number, how they come from the reads."""
+    found: dict[int, Activation] = {}
+    for i, (write, path) in enumerate(zip(labelled.writes, labelled.paths, strict=True)):
+        if write.neurons:
+            found[i] = find_activation(path.steps[path.products[-1]].source, products, positions)
+    return found
 
 
 def _expert_reads(labelled: Labelled, resolver: "_Resolver") -> list[tuple[Unit, ExpertSite, Value]]:
@@ -186,14 +200,14 @@ def attention_operands(core: Call) -> dict[str, Value]:
     found = pattern_operands(core)
     assert found is not None
     pattern, value = found
-    scores = _scores(pattern)
+    scores = score_product(pattern)
     if scores is None:
         return {"value": value}
     query, key = scores.active_operands()[-2:]
     return {"query": query, "key": key, "value": value}
 
 
-def _scores(pattern: Value) -> Call | None:
+def score_product(pattern: Value) -> Call | None:
     """The product of queries and keys behind a pattern."""
     pending, seen = [pattern], 0
     while pending and seen < 60:

@@ -8,6 +8,7 @@ from mainstem.report import page as p
 from mainstem.report.curves import Course, courses
 from mainstem.report.drawing import Tributary, stream
 from mainstem.report.explain_text import columns, legend, number, score_of, values_caption
+from mainstem.report.queries_page import queries
 from mainstem.report.text import (
     KINDS,
     WRITERS,
@@ -39,6 +40,7 @@ def explanation_page(e: Explanation) -> str:
         _account(e),
         _course(e),
         _values(e),
+        queries(e),
         "" if e.verification is None else verification_section(e.verification, e.score),
         p.notices(e.warnings, e.notes),
     ]

@@ -14,6 +14,7 @@ from rich.text import Text
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import terminal as t
 from mainstem.report.explain_text import columns, legend, number, score_of, values_caption
+from mainstem.report.queries_terminal import queries
 from mainstem.report.text import (
     KINDS,
     WRITERS,
@@ -42,6 +43,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     console.print(*_account(e), sep="\n")
     console.print(*_layers(e, console.width), sep="\n")
     console.print(*_values(e, console.width), sep="\n")
+    console.print(*queries(e, console.width), sep="\n")
     if e.verification is not None:
         console.print(*verification_rows(e.verification, e.score), sep="\n")
     for part in t.notices(e.warnings, e.notes):
@@ -220,12 +222,7 @@ def _value_cells(rank: int, row: ValueRow, score: str, wide: bool, with_source: 
         value = score_of(row, name, score)
         style = "" if name != score else "for" if (value or 0) >= 0 else "against"
         cells.append(Text(number(value, name), style))
-    up, down = token_list(row.promotes), token_list(row.suppresses)
+    up, down = t.token_list(row.promotes), t.token_list(row.suppresses)
     if wide:
         return [*cells, up, down]
     return [*cells, Group(Text.assemble(("▲ ", "for"), up), Text.assemble(("▼ ", "against"), down))]
-
-
-def token_list(tokens: Sequence[str]) -> Text:
-    """Tokens side by side, each visible; two spaces part them."""
-    return Text("  ".join(visible(token) for token in tokens), no_wrap=True, overflow="ellipsis")

@@ -164,3 +164,8 @@ def provenance_line(p: Provenance) -> Padding:
         f"{p.model}{revision}, seed {p.seed}, {p.date}"
     )
     return Padding(Text(text, "quiet"), (1, 0, 0, 0))
+
+
+def token_list(tokens: Sequence[str]) -> Text:
+    """Tokens side by side, each visible; two spaces part them."""
+    return Text("  ".join(visible(token) for token in tokens), no_wrap=True, overflow="ellipsis")

@@ -17,6 +17,7 @@ from mainstem.model.graph import evaluate
 from mainstem.run.capture import Captured, capture
 from mainstem.run.inputs import Inputs, base_arguments
 from mainstem.run.moment import Moment, moment
+from mainstem.run.operands import AttentionOperands, attention_operands
 from mainstem.units import Unit
 
 MOMENTS = 8
@@ -38,6 +39,7 @@ class RunTrace:
         self._captures: list[Captured] = []
         self._known: dict[tuple[int, int], tuple[int, int]] = {}
         self._moments: dict[tuple[int, int], Moment] = {}
+        self._operands: dict[tuple[int, int], AttentionOperands] = {}
         self._run(list(positions))
 
     def _run(self, positions: list[int]) -> None:
@@ -87,6 +89,25 @@ class RunTrace:
             made = moment(self.anatomy, self._captures[which], row, column, self.inputs.padding[row])
             self._moments[(row, place)] = made
         return self._moments[(row, place)]
+
+    def keep(self, positions: Sequence[int], row: int = 0) -> None:
+        """Runs the model once for those destinations of a row that were not kept, so that no run is made for each."""
+        places = sorted({self.inputs.place(position, row) for position in positions})
+        wanted = [place - self.inputs.length(row) for place in places if (row, place) not in self._known]
+        if wanted and min(wanted) >= -min(map(self.inputs.length, range(self.inputs.ids.shape[0]))):
+            self._run(wanted)
+
+    def operands(self, write: int, row: int = 0) -> AttentionOperands:
+        """Query, key and value of the attention behind write number `write`; runs the model again when first asked.
+
+        Raises:
+            LevelRefusedError: if the attention call is not found again.
+        """
+        if (write, row) not in self._operands:
+            ids = self.inputs.ids[row : row + 1, self.inputs.padding[row] :]
+            made = attention_operands(self.module, self.anatomy, write, ids, **base_arguments(self.module))
+            self._operands[write, row] = made
+        return self._operands[write, row]
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
         """What a sublayer or embedding wrote at every position, before any tail.
