@@ -8,7 +8,7 @@ import pytest
 
 import mainstem
 from mainstem.analysis.scores import PUBLISHED
-from mainstem.causal.verdict import NAMED, RANDOM, Outcome
+from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.experiments import knowledge, paris
 from mainstem.experiments.knowledge_claims import claims
 from mainstem.experiments.knowledge_runs import PromptRun
@@ -60,7 +60,8 @@ def test_there_are_enough_prompts_and_none_begins_with_its_subject() -> None:
     texts = [text for own in rows.values() for text, _ in own]
     assert len(texts) >= 60 and len(set(texts)) == len(texts)
     assert {text.split()[0] for text in texts} <= {"The", "Most", "A", "As", "If", "How", "In", "On", "Every"}
-    assert all(answer.startswith(" ") and answer.strip() not in text for own in rows.values() for text, answer in own)
+    for text, answer in (row for own in rows.values() for row in own):
+        assert answer.startswith(" ") and answer.strip() not in text.replace("?", "").replace(",", "").split()
 
 
 def test_intervals_cover_the_mean_and_repeat() -> None:

@@ -6,8 +6,9 @@ import zoo
 
 import mainstem
 from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
+from mainstem.causal.outcomes import NAMED, RANDOM, Control
 from mainstem.causal.reference import observe, reference_text
-from mainstem.causal.verdict import NAMED, RANDOM, Control, Question, judge, verify
+from mainstem.causal.verdict import Question, judge, verify
 from mainstem.errors import ChoiceError, UnitError, UsageError
 from mainstem.model.discovery import discover
 from mainstem.run.inputs import base_arguments

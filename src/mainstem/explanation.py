@@ -4,10 +4,9 @@ The keys of `as_dict` are a contract (schema `mainstem/explain/1`): keys may be 
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mainstem.causal.verdict import Verification
+from mainstem.causal.outcomes import Verification
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ class Explanation:
     queries: list[QueryRow] = field(default_factory=list)
     query_sums: list[dict[str, Any]] = field(default_factory=list)
     query_refusals: list[dict[str, str]] = field(default_factory=list)
-    verification: "Verification | None" = None
+    verification: Verification | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""

@@ -30,8 +30,8 @@ from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.scores import Scores
 from mainstem.analysis.unit_tokens import DIRECTIONS
 from mainstem.causal.labels import check_labels
+from mainstem.causal.outcomes import Verification
 from mainstem.causal.query_check import QueryCheck
-from mainstem.causal.verdict import Verification
 from mainstem.errors import PromptError
 from mainstem.explaining import explain
 from mainstem.explanation import Explanation, Provenance, Queries, QueryTotals

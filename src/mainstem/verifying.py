@@ -13,8 +13,9 @@ from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.analysis.scores import RULES
 from mainstem.causal.ablation import AblatedRuns, NeuronMap
 from mainstem.causal.controls import Place, same_type, unrelated
+from mainstem.causal.outcomes import NAMED, Verification
 from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
-from mainstem.causal.verdict import NAMED, Question, Verification, outcome, verify
+from mainstem.causal.verdict import Question, outcome, verify
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.run.inputs import base_arguments
 from mainstem.scoring import measured_levels

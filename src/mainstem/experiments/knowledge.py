@@ -19,7 +19,7 @@ import torch
 
 from mainstem.analysis.alone import ranks_alone
 from mainstem.analysis.scores import PUBLISHED
-from mainstem.causal.verdict import NAMED, RANDOM, Outcome
+from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.errors import UsageError
 from mainstem.experiments.knowledge_claims import claims
 from mainstem.experiments.knowledge_runs import FFN, PromptRun, Ranks, run_prompt, shared

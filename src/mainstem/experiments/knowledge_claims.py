@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mainstem.analysis.scores import PUBLISHED
-from mainstem.causal.verdict import NAMED, RANDOM, Outcome
+from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.experiments.knowledge_runs import PromptRun
 from mainstem.experiments.outcome import Claim, Finding, Interval
 from mainstem.experiments.statistics import difference, interval
@@ -56,7 +56,7 @@ def _best(runs: Sequence[PromptRun]) -> Claim:
     return Claim(
         "Of the eight scores, log-probability increase finds the ten FFN neurons whose loss costs the answer most.",
         f"{SOURCE}, table 2",
-        "GPT-2 large: MRR 0.361 to 0.201, p 7.1 to 3.4 %; next best log p(w|v), 3.6 %",
+        "774M model: MRR 0.361 to 0.201, p 7.1 to 3.4 %; next best log p(w|v), 3.6 %",
         f"p {percent(interval([one.before.probability for one in runs]).mean)} to {shown(interval(own))}; "
         f"next best {best}, {percent(interval(_of(runs, best)).mean)}; clearly better than {len(clear)} of "
         f"{len(others)}" + (f"; worse than {', '.join(better)}" if better else ""),
@@ -91,7 +91,7 @@ def _drops(runs: Sequence[PromptRun]) -> list[Claim]:
             Claim(
                 f"A few hundred neurons hold the answer: those that {name} names.",
                 f"{SOURCE}, section 5",
-                "100 FFN + 200 attention neurons: probability -99.2 % (GPT-2 large), -99.6 % (Llama-7B)",
+                "100 FFN + 200 attention neurons: probability -99.2 % (774M model), -99.6 % (7B model)",
                 f"100 + 200: -{shown(large)}; 25 + 75: -{shown(small)}",
                 f"random: -{shown(null)}",
                 _finding(small.mean >= 0.9 and large.mean >= 0.9, small.mean >= 0.5),
@@ -118,7 +118,7 @@ def _random(runs: Sequence[PromptRun]) -> Claim:
     return Claim(
         "Random neurons do next to nothing.",
         f"{SOURCE}, section 5",
-        "-0.22 % (GPT-2 large), -0.14 % (Llama-7B)",
+        "-0.22 % (774M model), -0.14 % (7B model)",
         f"random anywhere -{shown(anywhere)}; norm-matched in the same layers -{shown(matched)}",
         f"the top units: -{shown(top)}",
         _finding(holds, anywhere.mean <= 0.05),

@@ -13,7 +13,8 @@ from mainstem.analysis.readout import frozen_scale, logits_of
 from mainstem.analysis.scores import Scores
 from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
 from mainstem.causal.controls import Place, Pool, unrelated
-from mainstem.causal.verdict import NAMED, RANDOM, Outcome, outcome
+from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
+from mainstem.causal.verdict import outcome
 from mainstem.experiments.prompts import Prompt
 from mainstem.run.inputs import base_arguments
 from mainstem.targets import Target

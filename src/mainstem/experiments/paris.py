@@ -16,7 +16,7 @@ from mainstem.explanation import Explanation, Queries, ValueRow
 from mainstem.targets import parse_token
 
 if TYPE_CHECKING:
-    from mainstem.causal.verdict import Verification
+    from mainstem.causal.outcomes import Verification
     from mainstem.session import Model, Trace
 
 PROMPT = "The capital of France is"

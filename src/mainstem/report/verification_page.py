@@ -7,7 +7,7 @@ from mainstem.report.text import count, plain, probability
 from mainstem.report.verification_text import METHODS, VERDICTS, by_name, caption
 
 if TYPE_CHECKING:
-    from mainstem.causal.verdict import Verification
+    from mainstem.causal.outcomes import Verification
 
 
 def verification_section(v: "Verification", score: str) -> str:

@@ -11,7 +11,7 @@ from mainstem.report.text import count, plain, probability
 from mainstem.report.verification_text import METHODS, VERDICTS, by_name, caption
 
 if TYPE_CHECKING:
-    from mainstem.causal.verdict import Verification
+    from mainstem.causal.outcomes import Verification
 
 
 def verification_rows(v: "Verification", score: str) -> list[RenderableType]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mainstem.report.text import plural
 
 if TYPE_CHECKING:
-    from mainstem.causal.verdict import AblationRow, Verification
+    from mainstem.causal.outcomes import AblationRow, Verification
 
 VERDICTS = {
     "not causal": "not causal: taking the top units out does no more than taking out others does",
