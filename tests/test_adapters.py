@@ -13,6 +13,7 @@ import mainstem
 from mainstem.analysis.decompose import LEVELS, decompose
 from mainstem.describing import describe_anatomy
 from mainstem.model.discovery import discover
+from mainstem.targets import Target
 
 pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs
 
@@ -163,3 +164,38 @@ def test_a_merged_adapter_is_in_the_matrix() -> None:
 def test_neurons_of_an_adapted_matrix_are_counted_once() -> None:
     rows = {row.level: row.units for row in describe_anatomy(mainstem.open(adapted("llama"))).levels}
     assert rows["neurons"] == 3 * 96
+
+
+def test_scores_of_an_adapted_matrix_are_those_of_all_that_a_neuron_writes() -> None:
+    """Its size and, by finite differences in the model, its gradient: through the matrix and the adapter together."""
+    module = adapted("llama").double()
+    trace = mainstem.open(module).trace(zoo.prompt(9, seed=2)[0].tolist())
+    target = Target(ids=(int(trace.logits().argmax()),), text="the likeliest")
+    found = trace.scores(target, ["norm", "gradient", "integrated-gradients"], kinds=["ffn_neuron"])
+    number = next(n for n, group in enumerate(found.groups) if group.units[0].layer == 1)
+    group = found.groups[number]
+    assert len(group.pieces) == 2 and len(found.groups) == trace.model.anatomy.sizes.n_layers
+    for neuron in (0, 7):
+        index = torch.tensor([neuron])
+        size = float(group.vectors(index).norm()) / abs(float(group.coefficients[neuron]))
+        assert float(found.values["norm"][number][neuron]) == pytest.approx(size, rel=1e-6)
+        change = 0.04
+        values = []
+        for factor in (1 + change, 1 - change):
+            matrix = module.base_model.model.model.layers[1].mlp.down_proj
+            handle = matrix.register_forward_pre_hook(_scaling(neuron, factor))
+            with torch.no_grad():
+                logits = module(input_ids=trace.inputs.ids, use_cache=False).logits[0, -1].double()
+            handle.remove()
+            values.append(float(logits.log_softmax(-1)[target.token_id]))
+        slope = (values[0] - values[1]) / (2 * change)
+        assert float(found.values["gradient"][number][neuron]) == pytest.approx(slope, abs=1e-4)
+
+
+def _scaling(neuron: int, factor: float):
+    def before(_, args):
+        x = args[0].clone()
+        x[..., -1, neuron] *= factor
+        return (x, *args[1:])
+
+    return before

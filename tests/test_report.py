@@ -343,7 +343,10 @@ def test_a_unit_is_shown_with_its_null_and_its_sigmoids():
     page, table = as_html(result), " ".join(as_text(result, 140).split())
     for shown in (table, page):
         assert "200 random directions of this norm have a largest logit of 1.50 ± 0.20" in shown
-        assert "do not read a meaning into them" in shown and "what it promotes is more than 99% of them give" in shown
+        assert (
+            "no more than what a random direction gives" in shown
+            and "what it promotes is more than 99% of them give" in shown
+        )
     assert "p 0.100 without it, 0.250 with it" in table
     assert page.count('class="ring') == page.count('class="dot') == 2 and "the unit’s before-softmax value" in page
 

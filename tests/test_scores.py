@@ -228,6 +228,17 @@ def test_a_ranking_has_no_more_units_than_there_are(score: str) -> None:
     assert listed == sorted(listed, reverse=True)
 
 
+def test_a_model_without_attention_and_mlps_lists_its_sublayers() -> None:
+    trace = mainstem.open(zoo.build("mamba")).trace(zoo.prompt(9, seed=2)[0].tolist())
+    found = trace.explain(top=2)
+    assert found.kinds == ["sublayer"] and {value.kind for value in found.values} == {"sublayer"}
+    with pytest.raises(UsageError, match=r"no ffn neurons.*It has: sublayer\."):
+        trace.explain(kinds=["ffn_neuron"])
+    with pytest.raises(UsageError, match=r"no heads.*It has: sublayer\."):
+        trace.explain(kinds=["head"], score="gradient")
+    assert [value.score for value in trace.explain(score="gradient", top=2).values][0] > 0
+
+
 def test_kinds_that_a_model_lacks_are_left_out_beside_others() -> None:
     found = trace_of("llama").explain(score="coefficient", kinds=["expert_neuron", "ffn_neuron"], top=3)
     assert list(found.search["kinds"]) == ["ffn_neuron"]

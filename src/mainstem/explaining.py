@@ -23,7 +23,7 @@ from mainstem.analysis.scores import RULES, check_score
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
 from mainstem.querying import queries_of
-from mainstem.scoring import measured_levels, require_kinds
+from mainstem.scoring import existing_kinds, measured_levels, require_kinds
 from mainstem.targeting import chosen_target
 from mainstem.targets import Target
 from mainstem.units import Unit
@@ -64,7 +64,8 @@ def explain(
         score: what values are ranked by: `increase` (log-probability increase, exact by search), or any other of
             `mainstem.analysis.scores.RANKINGS`, which that module defines.
         norm: `frozen` or `recompute`; `additive` is defined under `frozen` only.
-        kinds: which units to list: sublayer, head, attention_subvalue, attention_neuron, ffn_neuron, expert_neuron.
+        kinds: which units to list: sublayer, head, attention_subvalue, attention_neuron, ffn_neuron, expert_neuron;
+            by default subvalues and neurons, or sublayers where the model has neither.
         negative: list the units that speak against the target.
         exhaustive: score every unit instead of those that the bounds cannot exclude; for checking, and slow.
         top: how many.
@@ -77,6 +78,8 @@ def explain(
         UsageError and its kinds: if an argument is wrong; LevelRefusedError, CertificateError as in `Trace.decompose`.
     """
     check_options(score, norm, kinds, top, negative, queries)
+    if tuple(kinds) == DEFAULT_KINDS and not set(kinds) & set(existing_kinds(trace.model.anatomy)):
+        kinds = ("sublayer",)  # nobody asked for what is not there
     require_kinds(trace.model.anatomy, kinds)
     decompositions = _decompositions(trace, kinds, position, row)
     main = decompositions["units"]

@@ -12,7 +12,7 @@ def null_sentence(unit: UnitReading) -> str:
     verdict = (
         f"what it {' and '.join(sides)} is more than 99% of them give"
         if sides
-        else "these tokens are no more than a random direction gives: do not read a meaning into them"
+        else "by their size alone these tokens are no more than what a random direction gives"
     )
     return (
         f"{count(n.directions)} random directions of this norm have a largest logit of {spread}; the unit's is "
