@@ -17,6 +17,7 @@ from mainstem.targets import parse_token
 
 if TYPE_CHECKING:
     from mainstem.causal.outcomes import Verification
+    from mainstem.causal.query_check import QueryCheck
     from mainstem.session import Model, Trace
 
 PROMPT = "The capital of France is"
@@ -26,6 +27,7 @@ CITIES = (" Bordeaux", " Lyon", " Nice")
 SOURCE = "Yu, Exploring the Residual Stream of Transformers, 2023"
 LISTED = 10
 QUERIES = 200
+CHECKED = 10
 
 
 def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lambda text: None) -> Experiment:
@@ -51,9 +53,10 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     capital = [row for row in ffn.values if _says(row, "capital")]
     report("what activates them ...")
     queries = [trace.queries(row.unit, top=QUERIES) for row in capital[:3]]
+    checks = [trace.check_queries(row.unit, CHECKED) for row in capital[:3]]
     report("taking the units out ...")
     verdict = trace.verify(TARGET, draws=3 if quick else 10)
-    return _assemble(model, trace, attention, ffn, contrasts, city, capital, queries, verdict)
+    return _assemble(model, trace, attention, ffn, contrasts, city, capital, queries, checks, verdict)
 
 
 def _one_token(model: "Model") -> str:
@@ -81,6 +84,7 @@ def _assemble(
     city: str,
     capital: list[ValueRow],
     queries: list[Queries],
+    checks: list["QueryCheck"],
     verdict: "Verification",
 ) -> Experiment:
     by_source = {made.of: _by_source(made) for made in queries}
@@ -94,6 +98,7 @@ def _assemble(
             _related(attention),
             _capital(ffn, capital),
             _activated(by_source),
+            _checked(checks),
             _contrast(contrasts[CAPITAL], CAPITAL, "attn"),
             _contrast(contrasts[city], city, "mlp"),
             _causal(verdict),
@@ -152,19 +157,19 @@ def _capital(ffn: Explanation, capital: Sequence[ValueRow]) -> Claim:
 
 
 def _by_source(made: Queries) -> dict[str, float]:
-    """What attention subvalues give to a value unit, by the source token that they read."""
+    """What attention subvalues give to a value unit, by the source token that they read; parts of its quantity."""
     out: dict[str, float] = defaultdict(float)
     for row in made.rows:
         if row.kind == "attention_subvalue" and row.source is not None:
-            out[row.source] += row.share
-    return dict(sorted(out.items(), key=lambda item: -abs(item[1])))
+            out[row.source] += row.share / made.observed
+    return dict(sorted(out.items(), key=lambda item: -item[1]))
 
 
 def _activated(by_source: dict[str, dict[str, float]]) -> Claim:
     most = {unit: max(own, key=lambda token: own[token]) for unit, own in by_source.items() if own}
     right = [unit for unit, token in most.items() if token.strip().lower() == "capital"]
     text = "; ".join(
-        f"{unit}: " + ", ".join(f"{token!r} {value:+.2f}" for token, value in list(own.items())[:4])
+        f"{unit}: " + ", ".join(f"{token!r} {100 * value:+.0f} %" for token, value in list(own.items())[:4])
         for unit, own in by_source.items()
     )
     return Claim(
@@ -172,9 +177,27 @@ def _activated(by_source: dict[str, dict[str, float]]) -> Claim:
         SOURCE,
         "shown by example",
         text or "no such FFN subvalue",
-        "signed shares of the activation, by the source that a subvalue reads",
+        "parts of the activation, by the source that subvalues read; parts cancel, so they may be large",
         _finding(bool(most) and len(right) == len(most), bool(right)),
         {"by_source": by_source},
+    )
+
+
+def _checked(checks: Sequence["QueryCheck"]) -> Claim:
+    text = "; ".join(
+        f"{check.unit}: {check.before:.2f} to {check.after:.2f} without the {len(check.queries)} largest, "
+        f"whose shares are {check.share:+.2f}"
+        for check in checks
+    )
+    null = "; ".join(f"norm-matched: {check.before - check.control:.2f}" for check in checks)
+    return Claim(
+        "Without its queries a value unit is not activated.",
+        SOURCE,
+        "claimed, not tested",
+        text or "no such FFN subvalue",
+        null or "none",
+        _finding(bool(checks) and all(check.holds for check in checks), any(check.holds for check in checks)),
+        {str(check.unit): {"before": check.before, "after": check.after, "share": check.share} for check in checks},
     )
 
 
