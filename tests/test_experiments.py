@@ -131,3 +131,31 @@ def test_the_evaluation_runs_on_the_default_model() -> None:
     by_claim = {claim["claim"][:20]: claim for claim in document["claims"]}
     assert by_claim["Random neurons do ne"]["finding"] == "reproduced"
     assert len(document["tables"][0]["rows"]) == 12  # the model, eight published scores, three more
+
+
+def test_what_units_say_alone_is_found_exactly() -> None:
+    """By brute force: every FFN neuron's vector through the readout, one at a time."""
+    import torch
+    import zoo
+
+    from mainstem.analysis.alone import owners, ranks_alone, top_alone
+    from mainstem.analysis.readout import frozen_scale, logits_of
+
+    model = mainstem.open(zoo.build("llama"))
+    made = model.trace(zoo.prompt(9, seed=1)[0].tolist()).decompose("units")
+    readout, token = made.moment.anatomy.readout, 7
+    scale = frozen_scale(readout, made.moment.stream)
+    scores, ranks = {}, {}
+    for group, entry in owners(made, {"ffn_neuron"}):
+        for i, unit in enumerate(group.units):
+            u = logits_of(readout, entry.vectors(group, torch.tensor([i])), scale)[0].double()
+            scores[unit] = float(u.log_softmax(-1)[token])
+            ranks[unit] = int((u > u[token]).sum()) + 1
+    found = top_alone(made, token, {"ffn_neuron"}, 12)
+    assert [part.unit for part in found] == sorted(scores, key=lambda unit: -scores[unit])[:12]
+    assert [part.score for part in found] == pytest.approx([scores[part.unit] for part in found], abs=1e-5)
+    shared = ranks_alone(made, torch.tensor([3, token]), {"ffn_neuron"})
+    for (group, _), (up, down) in zip(owners(made, {"ffn_neuron"}), shared, strict=True):
+        for i, unit in enumerate(group.units):
+            own = up if float(group.coefficients[i]) > 0 else down
+            assert int(own[i, 1]) == ranks[unit]

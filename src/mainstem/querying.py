@@ -284,7 +284,8 @@ def totals(
 
     Args:
         trace: the run.
-        values: value units and their log-probability increases, in nats, as `explain` lists them.
+        values: value units and their log-probability increases, in nats, as `explain` lists them; an attention neuron
+            that is summed over sources is asked about at the source that gives it most.
         over: `layers`, `heads` or `neurons`.
         top: how many to list.
         position: as for `queries`.
@@ -297,7 +298,8 @@ def totals(
     """
     if over not in TOTALS:
         raise ChoiceError("sum of queries", over, tuple(TOTALS))
-    units = [(Unit.parse(unit) if isinstance(unit, str) else unit, increase) for unit, increase in values]
+    parsed = [(Unit.parse(unit) if isinstance(unit, str) else unit, increase) for unit, increase in values]
+    units = [(_with_source(trace, unit, position, row), increase) for unit, increase in parsed]
     trace.run.keep([unit.source for unit, _ in units if unit.source is not None], row)
     made: list[tuple[Shares, float]] = []
     refused: dict[str, str] = {}

@@ -9,6 +9,7 @@ model serves many prompts. All under the frozen norm.
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -85,8 +86,15 @@ def ranks_alone(
         for index in torch.arange(len(group), device=tokens.device).split(CHUNK):
             x = normed(readout, entry.directions(group, index), one, vectors=True).to(weight.dtype)
             u = x @ weight.T
-            own = u[:, tokens]
-            up.append(torch.stack([(u > own[:, i : i + 1]).sum(-1) + 1 for i in range(len(tokens))], -1))
-            down.append(torch.stack([(u < own[:, i : i + 1]).sum(-1) + 1 for i in range(len(tokens))], -1))
+            own, ordered = u[:, tokens].contiguous(), _sorted(u)
+            up.append(len(weight) - torch.searchsorted(ordered, own, right=True) + 1)
+            down.append(torch.searchsorted(ordered, own) + 1)
         out.append((torch.cat(up), torch.cat(down)))
     return out
+
+
+def _sorted(values: Float[Tensor, "part d_vocab"]) -> Float[Tensor, "part d_vocab"]:
+    """Each row in ascending order; on the CPU by NumPy, which is several times faster."""
+    if values.device.type != "cpu":
+        return values.sort(-1).values
+    return torch.from_numpy(np.sort(values.numpy(), -1))
