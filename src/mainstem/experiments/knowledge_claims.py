@@ -33,6 +33,11 @@ def shown(x: Interval) -> str:
     return f"{percent(x.mean)} [{100 * x.low:.1f}, {100 * x.high:.1f}]"
 
 
+def change(x: Interval) -> str:
+    """The change of a probability when the share x of it is lost: -95.8 %, with its interval."""
+    return f"{-100 * x.mean:+.1f} % [{-100 * x.high:+.1f}, {-100 * x.low:+.1f}]".replace("-", "\N{MINUS SIGN}")
+
+
 def lost(after: Sequence[Outcome], before: Sequence[Outcome]) -> list[float]:
     """The part of the answer's probability that is lost, prompt by prompt."""
     return [1 - a.probability / b.probability for a, b in zip(after, before, strict=True)]
@@ -92,8 +97,8 @@ def _drops(runs: Sequence[PromptRun]) -> list[Claim]:
                 f"A few hundred neurons hold the answer: those that {name} names.",
                 f"{SOURCE}, section 5",
                 "100 FFN + 200 attention neurons: probability -99.2 % (774M model), -99.6 % (7B model)",
-                f"100 + 200: -{shown(large)}; 25 + 75: -{shown(small)}",
-                f"random: -{shown(null)}",
+                f"100 + 200: {change(large)}; 25 + 75: {change(small)}",
+                f"random: {change(null)}",
                 _finding(small.mean >= 0.9 and large.mean >= 0.9, small.mean >= 0.5),
                 {"25 + 75": small.__dict__, "100 + 200": large.__dict__},
             )
@@ -119,8 +124,8 @@ def _random(runs: Sequence[PromptRun]) -> Claim:
         "Random neurons do next to nothing.",
         f"{SOURCE}, section 5",
         "-0.22 % (774M model), -0.14 % (7B model)",
-        f"random anywhere -{shown(anywhere)}; norm-matched in the same layers -{shown(matched)}",
-        f"the top units: -{shown(top)}",
+        f"random anywhere {change(anywhere)}; norm-matched in the same layers {change(matched)}",
+        f"the top units: {change(top)}",
         _finding(holds, anywhere.mean <= 0.05),
         {"anywhere": anywhere.__dict__, "norm-matched": matched.__dict__},
     )
@@ -146,7 +151,7 @@ def _specific(runs: Sequence[PromptRun]) -> Claim:
         "The units hold this very answer: those of another answer of its kind do less.",
         OURS,
         "not tested by the paper",
-        f"top units -{shown(top)}; " + "; ".join(f"{name} -{shown(drop)}" for name, drop in named.items()),
+        f"top units {change(top)}; " + "; ".join(f"{name} {change(drop)}" for name, drop in named.items()),
         f"excess over rivals {excess.mean:.2f} nats [{excess.low:.2f}, {excess.high:.2f}]",
         _finding(excess.low > 0, excess.mean > 0),
         {"excess": excess.__dict__, **{name: drop.__dict__ for name, drop in named.items()}},
@@ -195,8 +200,8 @@ def _queries(runs: Sequence[PromptRun]) -> Claim:
         "Query neurons carry the answer too: without them the values are not activated.",
         f"{SOURCE}, section 5",
         "1,000 query neurons: probability -95 % in both models; random -1.1 %",
-        f"100 query neurons: -{shown(named)}",
-        f"random: -{shown(chance)}",
+        f"100 query neurons: {change(named)}",
+        f"random: {change(chance)}",
         _finding(named.mean >= 0.8 and named.low > chance.high, named.low > chance.high),
         {"queries": named.__dict__, "random": chance.__dict__},
     )
