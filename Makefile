@@ -42,8 +42,9 @@ format: $(STAMPS)/dev  ## put imports and layout in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMPS)/dev  ## cost of capture and decomposition, as ratios to the bare forward pass
+bench: $(STAMPS)/dev  ## cost of capture, decomposition and scores, as ratios to the bare forward pass
 	$(BIN)/python -m benchmarks.capture
+	$(BIN)/python -m benchmarks.search --measure
 
 bench-peers: $(STAMPS)/dev  ## the same beside other tools, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers --install

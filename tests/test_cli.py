@@ -652,3 +652,24 @@ def test_the_defaults_of_the_options_are_those_of_the_session():
         for parameter in command.params:
             if parameter.name in own and parameter.default not in (None, [], ()):
                 assert parameter.default == own[parameter.name].default, (verb, parameter.name)
+
+
+def test_a_continuation_and_a_direction_can_be_asked_for(run, tmp_path):
+    from safetensors.torch import save_file
+
+    document = json.loads(run("explain", PROMPT, "--continuation", "xyz", "--top", "2", "-f", "json")[1])
+    assert document["target_kind"] == "continuation" and [step["token"] for step in document["steps"]] == list("xyz")
+    assert [len(value["steps"]) for value in document["values"]] == [3, 3]
+    assert document["target"]["log_probability"] == pytest.approx(sum(s["log_probability"] for s in document["steps"]))
+    save_file({"probe": torch.ones(document["model"]["d_model"])}, tmp_path / "probe.safetensors")
+    path = str(tmp_path / "probe.safetensors")
+    document = json.loads(run("explain", PROMPT, "--direction", path, "-f", "json")[1])
+    assert document["score"] == "direct" and document["target"]["probability"] is None
+    for form in ("table", "html"):
+        for more in (["--direction", path], ["--continuation", "xyz"]):
+            code, out, _ = run("explain", PROMPT, *more, "--format", form)
+            assert code == 0 and out
+    refused(run("explain", PROMPT, "--direction", path, "--score", "increase"), 2, "no probability", "direct")
+    refused(run("explain", PROMPT, "--direction", str(tmp_path / "none")), 2, "no such file")
+    refused(run("explain", PROMPT, "--continuation", "xy", "--target", "m"), 2, "mixes")
+    refused(run("explain", PROMPT, "--continuation", "xy", "--verify"), 2, "not for a continuation", "--verify")

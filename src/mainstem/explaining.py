@@ -4,36 +4,33 @@ Each step is one call into the analysis; nothing is computed here that is not co
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
 from mainstem.analysis import warnings as warn
-from mainstem.analysis.attribution import Scored, attribute, functional, nats, promoted
+from mainstem.analysis.attribution import nats
 from mainstem.analysis.certificate import Check, check_reads
-from mainstem.analysis.decompose import Decomposition
-from mainstem.analysis.increase import increases
-from mainstem.analysis.lens import Lens, lens
-from mainstem.analysis.ranking import KIND_LEVELS, Ranking, rank
+from mainstem.analysis.lens import lens
+from mainstem.analysis.ranking import KIND_LEVELS, Ranking, Request, rank_steps
 from mainstem.analysis.readout import NormConvention
-from mainstem.analysis.recomputed import direct_recomputed
 from mainstem.analysis.scores import RULES, check_score
-from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
-from mainstem.explanation import Certificate, CheckSummary, Explanation, LayerRow, Token, ValueRow
+from mainstem.errors import ChoiceError, UsageError
+from mainstem.explaining_rows import account, layer_rows, value_rows
+from mainstem.explaining_steps import Step, steps_of
+from mainstem.explanation import Certificate, CheckSummary, Explanation, Token
 from mainstem.querying import queries_of
 from mainstem.scoring import existing_kinds, measured_levels, require_kinds
 from mainstem.targeting import chosen_target
 from mainstem.targets import Target
-from mainstem.units import Unit
 from mainstem.verifying import verify_trace
 
 if TYPE_CHECKING:
     from mainstem.session import Trace
 
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
-SHOWN_TOKENS = 5
 FAR = 1000
 """From this rank on a note says that the target is far from being predicted."""
 
@@ -42,12 +39,15 @@ def explain(
     trace: "Trace",
     target: str | Sequence[str] | Target | None = None,
     against: str | Sequence[str] = (),
+    continuation: str | Sequence[int] | None = None,
+    direction: str | Path | Sequence[float] | Tensor | None = None,
     position: int = -1,
-    score: str = "increase",
+    score: str | None = None,
     norm: NormConvention = "frozen",
     kinds: Sequence[str] = DEFAULT_KINDS,
     negative: bool = False,
     exhaustive: bool = False,
+    measure: bool = False,
     top: int = 10,
     queries: int = 0,
     ablate: Mapping[str, int] | None = None,
@@ -59,15 +59,19 @@ def explain(
     Args:
         trace: the run.
         target: literal text or `id:N`, several for a set; by default the model's own prediction.
-        against: rivals: then the target's logit minus the mean of theirs is explained.
+        against: rivals: then the target's log-odds against the mean of theirs is explained.
+        continuation: text of any length, or token ids, instead of `target`: its summed log-probability, teacher-forced.
+        direction: d_model numbers or a `.safetensors` file, instead of `target`: the inner product with the stream.
         position: the destination, negative from the end.
-        score: what values are ranked by: `increase` (log-probability increase, exact by search), or any other of
-            `mainstem.analysis.scores.RANKINGS`, which that module defines.
+        score: what values are ranked by: `increase` (log-probability increase, exact by search; the default), or any
+            other of `mainstem.analysis.scores.RANKINGS`, which that module defines; for a direction `direct`.
         norm: `frozen` or `recompute`; `additive` is defined under `frozen` only.
         kinds: which units to list: sublayer, head, attention_subvalue, attention_neuron, ffn_neuron, expert_neuron;
             by default subvalues and neurons, or sublayers where the model has neither.
         negative: list the units that speak against the target.
         exhaustive: score every unit instead of those that the bounds cannot exclude; for checking, and slow.
+        measure: first measure how far each neuron can move each logit, if that was not done for this model; searches
+            for negative units use it from then on (see `Model.reach`).
         top: how many.
         queries: how many earlier units to list for each of them, those that activate it (see `mainstem.querying`).
         ablate: for a causal verdict, how many units to take out, as in {"ffn": 25, "attention": 75}.
@@ -77,30 +81,24 @@ def explain(
     Raises:
         UsageError and its kinds: if an argument is wrong; LevelRefusedError, CertificateError as in `Trace.decompose`.
     """
-    check_options(score, norm, kinds, top, negative, queries)
+    check_options(score or "increase", norm, kinds, top, negative, queries)
     if tuple(kinds) == DEFAULT_KINDS and not set(kinds) & set(existing_kinds(trace.model.anatomy)):
         kinds = ("sublayer",)  # nobody asked for what is not there
     require_kinds(trace.model.anatomy, kinds)
-    decompositions = _decompositions(trace, kinds, position, row)
-    main = decompositions["units"]
-    wanted = chosen_target(trace, target, against, position, row)
+    wanted = chosen_target(trace, target, against, position, row, continuation, direction)
+    _check_target(wanted, norm, queries, ablate)
+    score = score or ("direct" if wanted.direction else "increase")
     check_score(score, norm, negative, bool(wanted.against))
-    given, notes = None, _notes(trace, wanted, position, row)
-    if RULES[score].measured:
-        given, more = measured_levels(trace, decompositions, wanted, score, set(kinds), row)
-        notes += more
-    ranking = rank(decompositions, wanted, score, norm, set(kinds), negative, exhaustive, top, given)
-    certificate = _certificate(trace, main, check_reads(decompositions["sublayers"]), wanted, row)
-    states = lens(decompositions["sublayers"])
-    layers = _layers(trace, states, decompositions["sublayers"], wanted)
-    token, rivals = _tokens(trace, wanted, position, row)
-    found = _warnings(trace, main, ranking, states, row)
+    request = Request(score, norm, frozenset(kinds), negative, exhaustive, top)
+    levels = dict.fromkeys(["sublayers", "units", *(KIND_LEVELS[kind] for kind in kinds)])
+    steps = steps_of(trace, wanted, position, row, levels)
+    ranking, notes = _ranked(trace, steps, request, measure)
     values = [part.unit for part in ranking.values] if queries else []
     asked, refused = queries_of(trace, values, queries, position, wanted, row)
     anatomy, loaded = trace.model.anatomy, trace.model.loaded
     return Explanation(
         provenance=trace.model.provenance(),
-        warnings=[w.as_dict() for w in found],
+        warnings=[w.as_dict() for w in _warnings(trace, steps, ranking)],
         model={
             "name": loaded.name,
             "n_layers": anatomy.sizes.n_layers,
@@ -108,24 +106,54 @@ def explain(
             "dtype": loaded.dtype,
         },
         prompt={"text": trace.text, "tokens": trace.tokens(row), "ids": trace.ids(row)},
-        position=main.position,
-        target=token,
-        against=rivals,
+        position=steps[0].main.position,
+        target=_whole_token(wanted, steps),
+        against=[_token(steps[0], [rival], trace.model.token(rival)) for rival in wanted.against],
         norm=norm,
         score=score,
-        certificate=certificate,
-        layers=layers,
-        values=_values(trace, decompositions, ranking, wanted, norm, row),
+        certificate=_certificate(trace, steps),
+        layers=layer_rows(steps),
+        values=value_rows(steps, ranking, norm),
         kinds=list(kinds),
-        account=_account(decompositions["sublayers"], wanted),
+        account=account(steps),
         search=ranking.search,
-        notes=notes,
+        notes=[note for step in steps for note in _notes(step)] + notes,
         queries=[one for made in asked for one in made.rows],
         query_sums=[made.sums() for made in asked],
         query_refusals=refused,
         verification=None
         if ablate is None
         else verify_trace(trace, wanted, ablate, score, norm, position, everywhere, row=row),
+        target_kind=wanted.kind,
+        steps=[_token(step, step.target.ids) for step in steps] if wanted.continuation else [],
+    )
+
+
+def _ranked(trace: "Trace", steps: Sequence[Step], request: Request, measure: bool) -> tuple[Ranking, list[str]]:
+    """The ranking, after what has to be measured for it on the model, and notes on that."""
+    given, notes = None, []
+    if RULES[request.score].measured and not steps[0].target.direction:
+        given = []
+        for step in steps:
+            own, more = measured_levels(
+                step.trace, step.decompositions, step.target, request.score, set(request.kinds), step.row
+            )
+            given.append(own)
+            notes += more
+    reach = trace.model.reach(measure) if measure or (request.negative and request.score == "increase") else None
+    return rank_steps([(step.decompositions, step.target) for step in steps], request, given, reach), notes
+
+
+def _check_target(target: Target, norm: str, queries: int, ablate: Mapping[str, int] | None) -> None:
+    """Refuses what a continuation or a direction cannot be asked for."""
+    if target.direction and norm == "recompute":
+        what = "A direction is read before the final norm, which has no part in it"
+        raise UsageError(what, "--norm recompute", "Leave out --norm.")
+    if target.ids or not (queries or ablate is not None):
+        return
+    what, option = ("A causal verdict", "--verify") if ablate is not None else ("Queries", "--queries")
+    raise UsageError(
+        f"{what} can be had for a token, a set or a contrast, not for a {target.kind}", option, "Name a token."
     )
 
 
@@ -147,132 +175,61 @@ def check_options(
         raise UsageError("A number of queries below zero", str(queries), "Ask for 0, or for some.")
 
 
-def _decompositions(trace: "Trace", kinds: Sequence[str], position: int, row: int) -> dict[str, Decomposition]:
-    levels = dict.fromkeys(["sublayers", "units", *(KIND_LEVELS[kind] for kind in kinds)])
-    return {level: trace.decompose(level, position, row) for level in levels}  # type: ignore[arg-type]
-
-
-def _certificate(trace: "Trace", main: Decomposition, reads: Check, target: Target, row: int) -> Certificate:
-    made = main.certificate
-    assert made is not None
+def _certificate(trace: "Trace", steps: Sequence[Step]) -> Certificate:
+    """The certificates of all steps: the worst of each."""
+    made = [(step.main.certificate, step) for step in steps]
+    known = [(certificate, step) for certificate, step in made if certificate is not None]
+    worst, at = max(known, key=lambda pair: pair[0].relative_error)
     labels = trace.model.labels
-    worth = nats(main, made.remainder, target)
+    worth = [nats(step.main, c.remainder, step.target) for c, step in known]
+    largest = float(steps[-1].trace.stream_errors(steps[-1].row).max())
     return Certificate(
-        level=main.level,
-        position=main.position,
-        relative_error=made.relative_error,
-        max_relative_error=max(made.relative_error, float(trace.stream_errors(row).max())),
-        tolerance=made.tolerance,
-        holds=made.holds,
-        parts=made.parts,
-        nats=None if math.isnan(worth) else abs(worth),
-        worst_dimension=made.worst_dimension,
+        level=at.main.level,
+        position=at.main.position,
+        relative_error=worst.relative_error,
+        max_relative_error=max(worst.relative_error, largest),
+        tolerance=worst.tolerance,
+        holds=all(c.holds for c, _ in known),
+        parts=worst.parts,
+        nats=None if any(map(math.isnan, worth)) else sum(map(abs, worth)),
+        worst_dimension=worst.worst_dimension,
         labels=CheckSummary(labels.checked, labels.worst, labels.tolerance, labels.holds, labels.where),
-        reads=CheckSummary(reads.checked, reads.worst, reads.tolerance, reads.holds, reads.where),
-        failed=made.failed,
+        reads=_reads([check_reads(step.sublayers) for step in steps]),
+        failed=worst.failed,
     )
 
 
-def _layers(trace: "Trace", states: Lens, sublayers: Decomposition, target: Target) -> list[LayerRow]:
-    ids = torch.tensor(target.ids, device=states.logits.device)
-    course = states.log_probabilities[:, ids].double().logsumexp(-1)
-    direct: dict[str, float] = defaultdict(float)
-    try:
-        made = attribute(sublayers, target)
-        for group, scores in zip(sublayers.groups, made.scores, strict=True):
-            if group.kind in ("sublayer", "embedding"):
-                direct[str(group.units[0])] += float(scores.sum())
-    except LevelRefusedError:
-        direct = {}  # type: ignore[assignment]
-    _, likeliest = states.top(1)
-    rows, before = [], 0.0
-    for i, unit in enumerate(states.units):
-        value = float(course[i])
-        name = str(unit)
-        rows.append(LayerRow(name, value, value - before, direct.get(name), [trace.model.token(int(likeliest[i, 0]))]))
-        before = value
-    return rows
+def _reads(checks: Sequence[Check]) -> CheckSummary:
+    failed = [check for check in checks if not check.holds]
+    worst = max(failed or checks, key=lambda check: check.worst)
+    return CheckSummary(sum(c.checked for c in checks), worst.worst, worst.tolerance, not failed, worst.where)
 
 
-def _tokens(trace: "Trace", target: Target, position: int, row: int) -> tuple[Token, list[Token]]:
-    log_p = trace.logits(position, row).double().log_softmax(-1)
-
-    def describe(ids: Sequence[int], text: str) -> Token:
-        value = float(log_p[list(ids)].logsumexp(0))
-        rank = int((log_p > log_p[list(ids)].max()).sum()) + 1
-        return Token(text, ids[0], math.exp(value), value, rank)
-
-    rivals = [describe([token], trace.model.token(token)) for token in target.against]
-    text = " | ".join(trace.model.token(token) for token in target.ids)
-    return describe(target.ids, text), rivals
-
-
-def _values(trace: "Trace", decompositions, ranking: Ranking, target: Target, norm: NormConvention, row: int):
-    ranked = ranking.values
-    if not ranked:
-        return []
-    main = decompositions["units"]
-    vectors = torch.stack([part.vector() for part in ranked])
-    up, down = promoted(main, vectors, SHOWN_TOKENS)
-    increase: dict[int, float] = {}
-    for decomposition in decompositions.values():
-        own = [i for i, part in enumerate(ranked) if any(part.group is g for g in decomposition.groups)]
-        found = increases(decomposition, [ranked[i] for i in own], target, norm)
-        increase |= dict(zip(own, found, strict=True))
-    shares = {score: functional(main, target, score) for score in ("direct", "additive")}
-    recomputed = _recomputed(decompositions, ranked, target) if norm == "recompute" else {}
-    tokens = trace.tokens(row)
-    rows = []
-    for i, part in enumerate(ranked):
-        source = part.unit.source
-        promotes, suppresses = up[i], down[i]
-        rows.append(
-            ValueRow(
-                unit=str(part.unit),
-                kind=part.group.kind,
-                coefficient=part.coefficient,
-                increase=increase.get(i),
-                additive=float(vectors[i] @ shares["additive"].direction),
-                direct=float(vectors[i] @ shares["direct"].direction) if norm == "frozen" else recomputed[part.unit],
-                bound=ranking.bounds.get(part.unit),
-                kl=ranking.gaps.get(part.unit),
-                promotes=[trace.model.token(int(t)) for t in promotes],
-                suppresses=[trace.model.token(int(t)) for t in suppresses],
-                source=tokens[source] if source is not None else None,
-                score=part.score,
-            )
-        )
-    return rows
+def _whole_token(target: Target, steps: Sequence[Step]) -> Token:
+    """The target as one entry, whatever its kind."""
+    if target.direction:
+        return Token(target.text, None, None, None, None)
+    model = steps[0].trace.model
+    if not target.continuation:
+        return _token(steps[0], target.ids, " | ".join(model.token(token) for token in target.ids))
+    each = [_token(step, step.target.ids) for step in steps]
+    value = sum(token.log_probability or 0.0 for token in each)
+    return Token(target.text, each[0].id, math.exp(value), value, max(token.rank or 1 for token in each))
 
 
-def _account(sublayers: Decomposition, target: Target) -> dict[str, float]:
-    """The target's logit by kind of writer; the entries sum to `total`."""
-    made = attribute(sublayers, target)
-    sums: dict[str, float] = defaultdict(float)
-    for group, scores in zip(sublayers.groups, made.scores, strict=True):
-        kind = group.kind
-        if kind == "sublayer":
-            kind = str(group.units[0]).partition(".")[2].rstrip("23456789")
-        sums[kind] += float(scores.sum())
-    sums["readout"] = sum(made.functional.constants.values())
-    return {**sums, "unexplained": made.unexplained, "total": made.functional.total}
+def _token(step: Step, ids: Sequence[int], text: str | None = None) -> Token:
+    log_p = step.trace.logits(step.position, step.row).double().log_softmax(-1)
+    value = float(log_p[list(ids)].logsumexp(0))
+    rank = int((log_p > log_p[list(ids)].max()).sum()) + 1
+    return Token(text or step.trace.model.token(ids[0]), ids[0], math.exp(value), value, rank)
 
 
-def _recomputed(decompositions, ranked: list[Scored], target: Target) -> dict[Unit, float]:
-    """z_t(x + v) - z_t(x) of the listed units."""
-    found: dict[Unit, float] = {}
-    for decomposition in decompositions.values():
-        own = [part for part in ranked if any(part.group is g for g in decomposition.groups)]
-        if own:
-            scores = direct_recomputed(decomposition, target).scores
-            by_group = {id(g): s for g, s in zip(decomposition.groups, scores, strict=True)}
-            found |= {part.unit: float(by_group[id(part.group)][part.index]) for part in own}
-    return found
-
-
-def _notes(trace: "Trace", target: Target, position: int, row: int) -> list[str]:
+def _notes(step: Step) -> list[str]:
     """Where another spelling of the target is ten times likelier, and a target that the model hardly considers."""
-    log_p = trace.logits(position, row).double().log_softmax(-1)
+    target = step.target
+    if not target.ids:
+        return []
+    log_p = step.trace.logits(step.position, step.row).double().log_softmax(-1)
     notes = []
     if target.alternative is not None and len(target.ids) == 1:
         other = log_p[target.alternative]
@@ -289,14 +246,16 @@ def _notes(trace: "Trace", target: Target, position: int, row: int) -> list[str]
     return notes
 
 
-def _warnings(trace: "Trace", main: Decomposition, ranking: Ranking, states: Lens, row: int):
+def _warnings(trace: "Trace", steps: Sequence[Step], ranking: Ranking):
+    first = steps[0]
     tokenizer = trace.model.tokenizer
     bos = getattr(tokenizer, "bos_token_id", None)
-    begins = bos is not None and trace.ids(row)[0] == bos
-    found = warn.sink_warnings(main, ranking.values, begins)
-    found += warn.tied_warning(main)
+    begins = bos is not None and first.trace.ids(first.row)[0] == bos
+    found = warn.sink_warnings(first.main, ranking.values, begins)
+    found += warn.tied_warning(first.main)
     for made in ranking.attributions:
         found += warn.cancel_warning(made)
-    found += warn.lens_warning(states)
+    if first.target.ids:
+        found += warn.lens_warning(lens(first.sublayers))
     found += warn.chat_warning(bool(getattr(tokenizer, "chat_template", None)), trace.chat)
     return list({w.code: w for w in found}.values())

@@ -26,13 +26,17 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the target or of its rivals at the destination; `rank` from 1."""
+    """The target, or one of its rivals, at the destination; `rank` from 1.
+
+    A set has its probabilities summed, the id of its first token and the rank of its best; a continuation has its
+    tokens' probabilities multiplied, the id of its first token and the rank of its worst. A direction has none.
+    """
 
     token: str
-    id: int
-    probability: float
-    log_probability: float
-    rank: int
+    id: int | None
+    probability: float | None
+    log_probability: float | None
+    rank: int | None
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,14 @@ class Certificate:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One state of the stream: the target's lens after `unit` wrote, and what that added, in nats."""
+    """One state of the stream: the target's lens after `unit` wrote, and what that added, in nats.
+
+    Both are None for a direction. `top` is the likeliest token, for a continuation at each of its steps.
+    """
 
     unit: str
-    lens_log_probability: float
-    log_probability_increase: float
+    lens_log_probability: float | None
+    log_probability_increase: float | None
     direct: float | None
     top: list[str] = field(default_factory=list)
 
@@ -82,7 +89,9 @@ class ValueRow:
     `coefficient` is the pattern's weight for subvalues, the activation for neurons; `increase` is the log-probability
     increase in nats, `additive` its share of log p + log V in nats, `direct` its share of the logit. In a ranking by
     increase, `bound` is the bound that the search used and `kl` the divergence of the two distributions: bound minus
-    increase, where there is no softcap. `score` is what the values are ranked by.
+    increase, where there is no softcap. `score` is what the values are ranked by. `direct` is the inner product with a
+    direction, which has neither of the others. For a continuation `steps` are the terms of the score, and
+    `coefficient`, `promotes` and `suppresses` are those of the step where the term is largest.
     """
 
     unit: str
@@ -97,6 +106,7 @@ class ValueRow:
     bound: float | None = None
     kl: float | None = None
     score: float | None = None
+    steps: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,7 @@ class QueryTotals:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One prediction explained."""
+    """One prediction explained; `steps` are the tokens of a continuation, each as it is predicted."""
 
     provenance: Provenance
     warnings: list[dict[str, Any]]
@@ -188,6 +198,8 @@ class Explanation:
     query_sums: list[dict[str, Any]] = field(default_factory=list)
     query_refusals: list[dict[str, str]] = field(default_factory=list)
     verification: Verification | None = None
+    target_kind: str = "token"
+    steps: list[Token] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""

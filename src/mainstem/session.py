@@ -32,17 +32,19 @@ from mainstem.analysis.unit_tokens import DIRECTIONS
 from mainstem.causal.labels import check_labels
 from mainstem.causal.outcomes import Verification
 from mainstem.causal.query_check import QueryCheck
-from mainstem.errors import PromptError
+from mainstem.errors import PromptError, TargetError
 from mainstem.explaining import explain
 from mainstem.explanation import Explanation, Provenance, Queries, QueryTotals
 from mainstem.model.anatomy import Anatomy
+from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
+from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.querying import check, queries, totals
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.run.trace import RunTrace
 from mainstem.scoring import scores
-from mainstem.targets import Target, parse_target, parse_token, token_text
+from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.unit_description import Sigmoid, UnitReading
 from mainstem.unit_reading import UnitReader
 from mainstem.units import Unit
@@ -182,14 +184,44 @@ class Model:
         weight = getattr(table, "weight", None)
         return self.anatomy.sizes.d_vocab if weight is None else int(weight.shape[0])
 
-    def target(self, text: str | Sequence[str], against: str | Sequence[str] = ()) -> Target:
-        """A target from literal text or `id:7042`, several for a set, with its rivals.
+    def target(
+        self,
+        text: str | Sequence[str] = (),
+        against: str | Sequence[str] = (),
+        *,
+        continuation: str | Sequence[int] | None = None,
+        direction: str | Path | Sequence[float] | Tensor | None = None,
+    ) -> Target:
+        """What to explain: a token, a set, a contrast, a continuation, or a direction in the stream.
+
+        Args:
+            text: literal text of one token, or `id:7042`; several make a set.
+            against: rivals, each written like `text`.
+            continuation: text of any length, or token ids, instead of `text`.
+            direction: d_model numbers, or a `.safetensors` file that holds them, instead of `text`.
 
         Raises:
             TokenError, TargetError: if a text is not one token or there is no tokenizer for it, an id is outside the
-                vocabulary, or a token is its own rival.
+                vocabulary, a token is its own rival, a direction does not fit, or two kinds are mixed.
         """
-        return parse_target(text, self.tokenizer, self.anatomy.sizes.d_vocab, against)
+        if sum((bool(text), continuation is not None, direction is not None)) > 1:
+            raise TargetError("The target mixes tokens, a continuation and a direction", remedy="Name one of them.")
+        if against and (continuation is not None or direction is not None):
+            raise TargetError("Only tokens can have rivals", remedy="Drop the rivals, or name a token.")
+        sizes = self.anatomy.sizes
+        if direction is not None:
+            return direction_target(direction, sizes.d_model)
+        if continuation is not None:
+            return parse_continuation(continuation, self.tokenizer, sizes.d_vocab)
+        return parse_target(text, self.tokenizer, sizes.d_vocab, against)
+
+    def reach(self, measure: bool = False) -> dict[str, Reach] | None:
+        """How far each neuron can move each logit, from the user's cache: speeds up the search for negative units.
+
+        Weight-only numbers, by the address of each FFN's first neuron; None if they were not measured for exactly these
+        weights. With `measure` they are, once (a product of all neurons with the vocabulary), and stored.
+        """
+        return measured_reach(self.anatomy) if measure else stored_reach(self.anatomy)
 
     def explain(self, prompt: Prompt, **options: Any) -> Explanation:
         """Who wrote a prediction; the options are those of `Trace.explain`, and `chat`."""

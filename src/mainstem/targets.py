@@ -9,11 +9,13 @@ say which is likelier. `id:7042` names a token by its id.
 they are given, and then "Paris" alone would be read as " Paris"; so the text is encoded after a line break,
 and the line break's own tokens are taken off. Where that cannot be done the text is encoded alone.
 
-Limits: a text has to be one token; one that splits into several is an error that shows the pieces. Tokens
+A continuation is any text. Limits: any other text has to be one token; one that splits into several is an
+error that shows the pieces. Tokens
 that no text encodes to are reached by id only, and so are all tokens of a model without a tokenizer. A target knows
 nothing of probabilities. No torch, and no transformers: any object with the three methods of `Tokenizer` serves.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -58,7 +60,7 @@ class Target:
         alternative_text: How to show the other spelling.
 
     Raises:
-        TargetError: Nothing is named, two kinds are mixed, or a token is its own rival.
+        TargetError: Nothing is named, two kinds are mixed, a token is its own rival, a direction is no direction.
     """
 
     ids: tuple[int, ...] = ()
@@ -77,6 +79,10 @@ class Target:
             raise TargetError(f"The target {problem}")
         if self.against and not self.ids:
             raise TargetError("Only tokens can have rivals", remedy="Drop the rivals, or name a token.")
+        if not all(math.isfinite(number) for number in self.direction):
+            raise TargetError("The direction has NaN or infinity in it", remedy="Give finite numbers.")
+        if self.direction and not any(self.direction):
+            raise TargetError("The direction is zero everywhere", remedy="Give one that points somewhere.")
         if shared := sorted(set(self.ids) & set(self.against)):
             shown = ", ".join(f"id:{token}" for token in shared)
             raise TargetError(
@@ -137,6 +143,25 @@ def parse_target(
         alternative=alternative,
         alternative_text=None if alternative is None else token_text(tokenizer, alternative),
     )
+
+
+def parse_continuation(text: str | Sequence[int], tokenizer: Tokenizer | None, d_vocab: int) -> Target:
+    """The continuation that a text names, literally, or token ids.
+
+    Raises:
+        TokenError: The text is empty, there is no tokenizer for it, or an id is outside the vocabulary.
+    """
+    if not isinstance(text, str):
+        ids = [int(token) for token in text]
+    elif tokenizer is None:
+        raise TokenError("This model came without a tokenizer", remedy="Give the continuation as token ids, in Python.")
+    else:
+        ids = literal_ids(tokenizer, text)
+    if not ids:
+        raise TokenError("The continuation is empty")
+    checked = tuple(check_token_id(token, d_vocab) for token in ids)
+    parts = [token_text(tokenizer, token) for token in checked]
+    return Target(continuation=checked, text=(" " if tokenizer is None else "").join(parts))
 
 
 def parse_token(text: str, tokenizer: Tokenizer | None, d_vocab: int) -> int:

@@ -3,11 +3,15 @@
 direct (DLA): s_F * W_U[t] . (gain * centre(v)), the part's share of the target's logit (before a softcap) under the
 frozen norm of the destination; with the constants of the readout the parts sum to that logit.
 
+With rivals both are about the difference to the mean of theirs; for a direction in the stream, direct is the inner
+product with it, and there is no probability to add up to.
+
 additive: A(v) = s_F (gain * (w_t - integral over tau in [0, 1] of E_softmax(tau z)[w])) . v, integrated gradients of
 the log-probability along the ray from zero logits to the model's: the parts sum to log p_t + log d_vocab. With a
 softcap z is the capped logits of tau u, and the integrand carries the cap's slope.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -20,13 +24,14 @@ from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.parts import Group
 from mainstem.analysis.readout import (
     frozen_scale,
+    log_probability,
     normed,
     require_linear,
     softcapped,
     token_direction,
     working_dtype,
 )
-from mainstem.errors import ChoiceError
+from mainstem.errors import ChoiceError, TargetError
 from mainstem.targets import Target
 from mainstem.units import Unit
 
@@ -79,12 +84,35 @@ class Attribution:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """One part with its score."""
+    """One part with its score.
+
+    For a continuation the score is a sum: `shares` are its terms by step, `groups` the part's group at each step (None:
+    not there), and `group` the one at the step where the share is largest. Both are empty for other targets.
+    """
 
     unit: Unit
     group: Group
     index: int
     score: float
+    shares: tuple[float, ...] = ()
+    groups: tuple[Group | None, ...] = ()
+
+    @classmethod
+    def at_steps(cls, unit: Unit, groups: tuple[Group | None, ...], index: int, shares: Sequence[float]) -> "Scored":
+        """A part whose score is the sum of its shares at the steps of a target."""
+        there = [step for step, group in enumerate(groups) if group is not None]
+        group = groups[max(there, key=lambda step: abs(shares[step]))]
+        assert group is not None
+        if len(groups) == 1:
+            return cls(unit, group, index, float(shares[0]))
+        return cls(unit, group, index, float(sum(shares)), tuple(shares), groups)
+
+    def at(self, step: int) -> "Scored | None":
+        """The part at one step, None if it is not there."""
+        if not self.groups:
+            return self
+        group = self.groups[step]
+        return None if group is None else Scored(self.unit, group, self.index, self.shares[step])
 
     @property
     def coefficient(self) -> float:
@@ -120,10 +148,18 @@ def functional(decomposition: Decomposition, target: Target, score: Score = "dir
 
     Raises:
         ChoiceError: if the score is unknown.
+        TargetError: if the target has no such score here.
         LevelRefusedError: if the readout is not linear after its norm.
     """
     if score not in SCORES:
         raise ChoiceError("score", score, SCORES)
+    if target.direction:
+        return _along(decomposition, target, score)
+    if target.continuation:
+        raise TargetError(
+            "A continuation has a destination for each of its tokens, and this is one destination",
+            remedy="Explain it (`Trace.explain` runs its steps), or ask for one token at a time.",
+        )
     readout = decomposition.moment.anatomy.readout
     require_linear(readout)
     scale = frozen_scale(readout, decomposition.moment.stream)
@@ -138,6 +174,25 @@ def functional(decomposition: Decomposition, target: Target, score: Score = "dir
     if constant:
         constants[Unit.bias_of("unembed")] = constant
     return Functional(score, token_direction(readout, weights, scale), constants, total)
+
+
+def _along(decomposition: Decomposition, target: Target, score: Score) -> Functional:
+    """The inner product with a direction: the readout has no part in it."""
+    stream = decomposition.moment.stream.double()
+    if score != "direct":
+        raise no_probability(score)
+    if len(target.direction) != len(stream):
+        raise TargetError(
+            f"The direction has {len(target.direction)} numbers and the stream {len(stream)}",
+            remedy=f"Give d_model = {len(stream)} numbers.",
+        )
+    direction = torch.tensor(target.direction, dtype=torch.float64, device=stream.device)
+    return Functional("direct", direction, {}, float(direction @ stream))
+
+
+def no_probability(score: str) -> TargetError:
+    """The error for a score of a direction that is about probabilities."""
+    return TargetError(f"A direction has no probability, and no score {score!r}", remedy="Use the score 'direct'.")
 
 
 def _weights_of(target: Target, size: int, device: torch.device) -> Tensor:
@@ -165,33 +220,26 @@ def _additive(decomposition: Decomposition, target: Target) -> tuple[Tensor, flo
     readout = decomposition.moment.anatomy.readout
     u = decomposition.before_softmax
     per_token = _weights_of(target, len(u), u.device)
-    contrast = bool(target.against)
     slope = torch.zeros_like(u)
     for tau, weight in zip(*quadrature(POINTS), strict=True):
         z = softcapped(readout, tau * u)
         rate = torch.ones_like(u) if readout.softcap is None else 1 - (z / readout.softcap).pow(2)
-        gradient = per_token if contrast else _set_gradient(z, target, per_token) - z.softmax(-1)
+        gradient = _gradient(z, target, per_token)
         slope += weight * rate * gradient
     dtype = working_dtype(readout)
     weights = (slope.to(dtype) @ readout.unembedding.to(dtype)).double()
     constant = 0.0 if readout.bias is None else float(slope @ readout.bias.double())
     z = softcapped(readout, u)
-    if contrast:
-        total = float(per_token @ z)
-    else:
-        ids = torch.tensor(target.ids, device=u.device)
-        total = float(z[ids].logsumexp(0) - z.logsumexp(0) + torch.log(torch.tensor(len(u) / len(target.ids))))
-    return weights, constant, total
+    uniform = -math.log(len(target.ids)) if target.against else math.log(len(u) / len(target.ids))
+    return weights, constant, float(log_probability(z[None], target)) + uniform
 
 
-def _set_gradient(z: Tensor, target: Target, per_token: Tensor) -> Tensor:
-    """Gradient of the log of the set's summed exponentials: the distribution within the set."""
-    if len(target.ids) == 1:
-        return per_token
-    ids = torch.tensor(target.ids, device=z.device)
+def _gradient(z: Tensor, target: Target, per_token: Tensor) -> Tensor:
+    """Gradient of log p over the logits: the distribution within the set less that over all, or the rivals' mean."""
     out = torch.zeros_like(z)
+    ids = torch.tensor(target.ids, device=z.device)
     out[ids] = z[ids].softmax(0)
-    return out
+    return out + per_token.clamp_max(0) if target.against else out - z.softmax(-1)
 
 
 def quadrature(points: int) -> tuple[list[float], list[float]]:
@@ -232,15 +280,15 @@ def promoted(
 
 
 def nats(decomposition: Decomposition, remainder: Float[Tensor, " d_model"], target: Target) -> float:
-    """What an unexplained remainder of the stream is worth on the target's log-probability, to first order."""
+    """What an unexplained remainder of the stream is worth on the target's log-probability, to first order; or NaN."""
     readout = decomposition.moment.anatomy.readout
-    if readout.opaque is not None:
+    if readout.opaque is not None or target.direction:
         return float("nan")
     u = decomposition.before_softmax
     z = softcapped(readout, u)
     per_token = _weights_of(target, len(u), u.device)
     rate = torch.ones_like(u) if readout.softcap is None else 1 - (z / readout.softcap).pow(2)
-    gradient = per_token if target.against else _set_gradient(z, target, per_token) - z.softmax(-1)
+    gradient = _gradient(z, target, per_token)
     dtype = working_dtype(readout)
     weights = ((rate * gradient).to(dtype) @ readout.unembedding.to(dtype)).double()
     scale = frozen_scale(readout, decomposition.moment.stream)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition
-from mainstem.analysis.parts import Directions, Group, Scores, carry, pull_back, summed
+from mainstem.analysis.parts import Directions, Group, Rows, Scores, carry, pull_back, scalar_of, summed
 from mainstem.model.graph import LinearMap, maps_to
 from mainstem.model.spine import latest_writes
 from mainstem.units import Unit
@@ -42,16 +42,32 @@ class Entry:
         """Inner products of the parts, as they enter, with a direction or several."""
         return summed([piece.raw_dot(pull_back(self.tails[piece.node], direction)) for piece in group.pieces])
 
-    def squares(self, group: Group, centred: bool) -> Float[Tensor, " part"]:
-        """Squared norms of the parts as they enter, of their centred form where the norm centres; in chunks."""
-        out = []
-        for start in range(0, len(group), CHUNK):
-            index = torch.arange(start, min(start + CHUNK, len(group)), device=self.base.device)
-            vectors = self.vectors(group, index)
-            if centred:
-                vectors = vectors - vectors.mean(-1, keepdim=True)
-            out.append(vectors.pow(2).sum(-1))
-        return torch.cat(out)
+    def squares(self, group: Group, rows: Rows | None, dtype: torch.dtype) -> Float[Tensor, " part"]:
+        """Squared lengths, float64, of the parts as they enter, behind a linear map of rows (None: as they are)."""
+        if len(group.pieces) > 1:
+            return self._squares_of_vectors(group, rows)
+        tail = self.tails[group.node]
+        factor = scalar_of(tail)
+        if factor is not None:
+            return group.raw_squares(rows, dtype) * factor**2
+        return group.raw_squares(lambda vectors: _mapped(rows, _carried(tail, vectors)), dtype)
+
+    def _squares_of_vectors(self, group: Group, rows: Rows | None) -> Float[Tensor, " part"]:
+        """The same for parts in several pieces, from their vectors, in chunks."""
+        places = torch.arange(len(group), device=self.base.device).split(CHUNK)
+        return torch.cat([_mapped(rows, self.vectors(group, index)).pow(2).sum(-1) for index in places])
+
+
+def _mapped(rows: Rows | None, vectors: Tensor) -> Tensor:
+    return vectors if rows is None else rows(vectors)
+
+
+def _carried(tail: LinearMap, vectors: Float[Tensor, "part d_model"]) -> Float[Tensor, "part d_model"]:
+    """As `carry`, in the dtype of the vectors."""
+    out = torch.zeros_like(vectors) if tail.diag is None else vectors * tail.diag[0].to(vectors)
+    if tail.left is not None and tail.right is not None:
+        out = out + (vectors @ tail.right[0].to(vectors)) @ tail.left[0].to(vectors).T
+    return out
 
 
 def entries(decomposition: Decomposition) -> dict[Unit, Entry]:
@@ -71,8 +87,8 @@ def entries(decomposition: Decomposition) -> dict[Unit, Entry]:
         base = run.values[before][0].double()
         if unit.kind == "embedding" and place == 0:
             base = torch.zeros_like(base)
-        maps = maps_to(graph, node, run, decomposition.moment.gates)
         nodes = [anatomy.write_nodes[i] for i in indices]
+        maps = maps_to(graph, node, run, decomposition.moment.gates, start=min(nodes))
         identity = LinearMap(torch.ones_like(base)[None])
         found[unit] = Entry(base, before, {node: maps[node] or identity for node in nodes})
     return found

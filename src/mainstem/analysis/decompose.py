@@ -212,7 +212,7 @@ def _attention_groups(moment: Moment, index: int, write: Write, tail: LinearMap,
 
 def _value_error(heads, channels: Tensor, z: Tensor) -> Tensor:
     """Error to expect of W_O's input recomputed from pattern and values."""
-    sizes = torch.einsum("hs,hsj->hj", heads.pattern, heads.value.double().abs()[heads.group()])
+    sizes = heads.summed(heads.value.double().abs())
     error = sizes * (heads.uncertainty[:, None] + torch.finfo(z.dtype).eps)
     spread = torch.zeros_like(heads.multiplier)
     spread[channels.reshape(-1)] = error.reshape(-1)

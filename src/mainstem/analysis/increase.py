@@ -5,23 +5,13 @@ norm both sides use the final stream's scale, as in the method's published code;
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from mainstem.analysis.attribution import Scored
 from mainstem.analysis.bases import Entry, entries
 from mainstem.analysis.decompose import Decomposition
-from mainstem.analysis.readout import NormConvention, frozen_scale, logits_of
+from mainstem.analysis.readout import NormConvention, frozen_scale, log_probability, logits_of
 from mainstem.targets import Target
 from mainstem.units import Unit
-
-
-def log_probability(logits: Float[Tensor, "unit d_vocab"], target: Target) -> Float[Tensor, " unit"]:
-    """log of the target's probability (summed over a set), or, with rivals, its mean logit minus theirs."""
-    ids = list(target.ids)
-    if target.against:
-        return logits[:, ids].mean(-1) - logits[:, list(target.against)].mean(-1)
-    return logits[:, ids].logsumexp(-1) - logits.logsumexp(-1)
 
 
 def increases(

@@ -1,113 +1,173 @@
 """Lower bounds on the log-probability increase, for the most negative units: `search` scores in their order.
 
-The vocabulary is split into the likeliest tokens, whose change is computed, and the rest, whose sum is bounded by
-Bennett's inequality from its mean, variance and largest deviation. The better known the rest, the fewer units need to
-be scored; a loose bound costs time, never correctness.
+With S the likeliest tokens of the base and the target, R the rest with mass P_R, distribution q, and mean change mu:
+D >= d_t - log[sum_S p_i exp(d_i) + P_R exp(mu) B(s2, b)], B(s2, b) = (b^2 exp(-s2 / b) + s2 exp(b)) / (b^2 + s2)
+(Bennett's inequality), s2 >= the variance of d under q, b >= its largest deviation upwards. The changes of S and the
+mean are computed; what R can do is bounded in one of two ways:
+
+- by `Reach`, weight-only numbers of each neuron (extremes, mean and squares of what its column does to all logits):
+  d = k a, so d <= k max a, and Var_q d <= q_max sum over R of (d - mu)^2, and <= (max - mu) (mu - min);
+- otherwise by the length of what the unembedding reads of the unit, times the spread of its rows around their mean.
+
+Under a recomputed norm d = stretch u + after (what the unit alone does), and the two terms' bounds add up. A softcap
+has slope at most 1, so exp of a capped change is at most 1 + exp of the uncapped one. A loose bound costs time, never
+correctness. Cost: |S| + 1 inner products a unit, and per base one or two products with the unembedding.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.bases import Entry
-from mainstem.analysis.parts import Group
-from mainstem.analysis.readout import normed, softcapped, working_dtype
-from mainstem.model.anatomy import Readout
+from mainstem.analysis.parts import Columns, Group, scalar_of
+from mainstem.analysis.readout import VOCABULARY_CHUNK, expected_rows, softcapped
+from mainstem.analysis.search_bases import Bases, Changes
+from mainstem.analysis.upper_bounds import odds_increase, own_gain, read_rows
+from mainstem.model.reach import Reach
+from mainstem.units import Unit
 
-LIKELIEST = 64
-CHUNK = 8192
-
-
-@dataclass(frozen=True, eq=False)
-class Base:
-    """What all units of one sublayer share: the stream before them, its logits, and the directions of the bound."""
-
-    entry: Entry
-    x: Float[Tensor, " d_model"]
-    u: Float[Tensor, " d_vocab"]
-    log_p: float
-    p: Float[Tensor, " d_vocab"]
-    directions: Float[Tensor, "d_model top"]
-    offset: Float[Tensor, " top"]
+LIKELIEST = 32
+CHUNK = 64
+SAFETY = 1 + 1e-4
+"""Sizes that were computed in float32 are taken a little larger."""
 
 
-class Tails:
-    """Lower bounds on D, for the most negative units, from the likeliest tokens and what the rest can do.
+class LowerBounds:
+    """Lower bounds on D of the units of groups, each with its sublayer; `reach` by a group's first address."""
 
-    With S the likeliest tokens of the base and the target, R the rest with mass P_R, distribution q, mean change mu:
-    D >= d_t - log[sum_S p_i exp(d_i) + P_R exp(mu) B(s2, b)], B(s2, b) = (b^2 exp(-s2/b) + s2 exp(b)) / (b^2 + s2)
-    (Bennett), with s2 >= the variance of d under q and b >= its largest deviation. Both are bounded by the length of
-    the change of what the unembedding reads times the spread of its rows around their mean under q.
-    """
+    def __init__(
+        self, bases: Bases, groups: Sequence[tuple[Group | None, Unit]], reach: Mapping[str, Reach] | None = None
+    ) -> None:
+        self.bases, self.reach = bases, reach or {}
+        unknown = [owner for group, owner in groups if group is not None and self._known(group, owner) is None]
+        self.spread_rows = sorted({bases.row(owner) for owner in unknown})
+        p = bases.p
+        likeliest = p.topk(min(LIKELIEST, p.shape[-1])).indices
+        own = bases.own.expand(len(p), -1)
+        self.inside = [torch.cat(pair).unique() for pair in zip(likeliest, own, strict=True)]
+        rest = p.clone()
+        for row, inside in zip(rest, self.inside, strict=True):
+            row[inside] = 0
+        self.mass = rest.sum(-1)
+        self.q = rest.div_(self.mass.clamp_min(1e-30)[:, None])
+        self.largest = self.q.amax(-1)
+        self.mean = torch.cat([expected_rows(bases.readout, rows) for rows in self.q.split(CHUNK)])
 
-    def __init__(self, readout: Readout, ids: Tensor, scale: Tensor | None) -> None:
-        self.readout, self.ids, self.scale = readout, ids, scale
-        self.dtype = working_dtype(readout)
-        weight = readout.unembedding.to(self.dtype)
-        self.lengths = weight.pow(2).sum(-1)
-        self.made: dict[int, _Tail] = {}
+    @cached_property
+    def spread(self) -> tuple[Float[Tensor, " base"], Float[Tensor, " base"]]:
+        """Of the rest's rows around their mean under q: mean square, and the largest distance; for `spread_rows`."""
+        weight, chosen = self.bases.readout.unembedding, self.spread_rows
+        mean, q = self.mean[chosen], self.q[chosen]
+        means = mean.pow(2).sum(-1)[:, None]
+        squares, farthest = torch.zeros_like(means[:, 0]), torch.zeros_like(means[:, 0])
+        for start in range(0, weight.shape[0], VOCABULARY_CHUNK):
+            rows = weight[start : start + VOCABULARY_CHUNK].to(mean)
+            distance = torch.addmm(rows.pow(2).sum(-1), mean, rows.T, alpha=-2).add_(means)
+            own = q[:, start : start + VOCABULARY_CHUNK]
+            squares += torch.einsum("bv,bv->b", own, distance).clamp_min(0)
+            farthest = torch.maximum(farthest, distance.masked_fill_(own == 0, 0).amax(-1))
+        full = torch.full((2, len(self.mass)), torch.inf, dtype=mean.dtype, device=mean.device)
+        full[:, chosen] = torch.stack([squares, farthest.sqrt()]) * SAFETY
+        return full[0], full[1]
 
-    def _tail(self, base: Base) -> "_Tail":
-        key = base.entry.base_node
-        if key not in self.made:
-            likeliest = base.p.topk(min(LIKELIEST, len(base.p))).indices
-            inside = torch.cat([likeliest, self.ids]).unique()
-            rest = base.p.clone()
-            rest[inside] = 0
-            mass = rest.sum()
-            q = rest / mass.clamp_min(1e-30)
-            weight = self.readout.unembedding.to(self.dtype)
-            mean = q @ weight
-            spread = (self.lengths - 2 * (weight @ mean) + mean.pow(2).sum()).clamp_min(0)
-            spread[inside] = 0
-            self.made[key] = _Tail(inside, float(mass), mean, float((q * spread).sum()), float(spread.max().sqrt()))
-        return self.made[key]
+    @cached_property
+    def plain(self) -> tuple[Float[Tensor, " base"], Float[Tensor, " base"], Float[Tensor, " base"]]:
+        """Of the rest's logits without constants: the lowest and the highest, and the deviation under q."""
+        bases = self.bases
+        found = []
+        for row, (q, inside) in enumerate(zip(self.q, self.inside, strict=True)):
+            u = bases.u[row] - bases.constants
+            u = u - q @ u
+            u[inside] = 0
+            found.append(torch.stack([*u.aminmax(), (q @ u.pow(2)).sqrt() * SAFETY]))
+        low, high, deviation = torch.stack(found, -1)
+        return low + self.centre, high + self.centre, deviation
 
-    def bounds(self, group: Group, base: Base) -> Float[Tensor, " part"]:
-        """A lower bound on D of every unit of a group."""
-        tail, readout = self._tail(base), self.readout
-        before = normed(readout, base.x[None], self.scale)[0]
-        weight = readout.unembedding[tail.inside].to(self.dtype)
-        out = []
-        for start in range(0, len(group), CHUNK):
-            index = torch.arange(start, min(start + CHUNK, len(group)), device=before.device)
-            added = base.x + base.entry.vectors(group, index)
-            change = (normed(readout, added, self.scale) - before).to(self.dtype)
-            out.append(self._bound(tail, base, change, change @ weight.T * readout.scale))
-        return torch.cat(out)
+    @cached_property
+    def centre(self) -> Float[Tensor, " base"]:
+        """The mean under q of the logits without constants."""
+        return torch.stack([q @ (u - self.bases.constants) for q, u in zip(self.q, self.bases.u, strict=True)])
 
-    def _bound(self, tail: "_Tail", base: Base, change: Tensor, inner: Tensor) -> Tensor:
-        u = base.u[tail.inside]
-        d = softcapped(self.readout, u + inner) - softcapped(self.readout, u)
-        scale = abs(self.readout.scale)
-        length = change.norm(dim=-1) * scale
-        b = (length * tail.radius).clamp_min(1e-12)
-        s2 = length.pow(2) * tail.variance
-        mu = change @ tail.mean * self.readout.scale
-        bennett = torch.log((b.pow(2) * torch.exp(-s2 / b - b) + s2) / (b.pow(2) + s2)) + b
-        outside = mu + bennett
-        if self.readout.softcap is not None:  # a cap has slope at most 1, so exp(d) <= 1 + exp(uncapped d)
+    def bounds(self, group: Group, owner: Unit) -> tuple[Float[Tensor, " part"], Float[Tensor, " part"]]:
+        """A lower bound on D of every unit of a group, and the rounding to allow for."""
+        bases = self.bases
+        if bases.target.against:
+            value, rounding = odds_increase(bases, group, owner)
+            return torch.where(value.isfinite(), value, -torch.inf), rounding
+        row = bases.row(owner)
+        inside = self.inside[row]
+        rows = torch.cat([bases.tokens(inside), self.mean[row][None].double()])
+        changes = bases.changes(group, owner, rows)
+        moved, mean = changes.values[:, :-1], changes.values[:, -1]
+        high, variance = self._rest(group, owner, changes, mean)
+        outside = mean + _bennett(variance, (high - mean).clamp_min(1e-9))
+        if bases.readout.softcap is not None:
             outside = torch.nn.functional.softplus(outside)
-        if tail.mass > 0:
-            outside = outside + math.log(tail.mass)
-        else:
-            outside = torch.full_like(outside, -torch.inf)
-        within = (base.p[tail.inside].clamp_min(1e-45).log() + d).logsumexp(-1)
-        places = torch.isin(tail.inside, self.ids)
-        own = softcapped(self.readout, u[places])
-        gain = (own + d[:, places]).logsumexp(-1) - own.logsumexp(-1)
-        return gain - torch.logaddexp(within, outside)
+        mass = float(self.mass[row])
+        outside = outside + math.log(mass) if mass > 0 else torch.full_like(outside, -torch.inf)
+        u = bases.u[row, inside]
+        changed = softcapped(bases.readout, u + moved) - softcapped(bases.readout, u)
+        within = (bases.p[row, inside].clamp_min(1e-45).log() + changed).logsumexp(-1)
+        gain = own_gain(bases, row, moved[:, torch.searchsorted(inside, bases.own)])
+        bound = gain - torch.logaddexp(within, outside)
+        bound = torch.where(changes.trusted & ~bound.isnan(), bound, -torch.inf)
+        return bound, changes.rounding + bases.rounding[row]
+
+    def _rest(self, group: Group, owner: Unit, changes: Changes, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """The highest change of a token outside S, and a bound on the changes' variance under q."""
+        row = self.bases.row(owner)
+        known = self._by_reach(group, owner, changes, mean)
+        if known is None:
+            squares, farthest = (value[row] for value in self.spread)
+            square = self.bases.entries[owner].squares(group, lambda v: read_rows(self.bases, v), self.bases.dtype)
+            length = changes.after * square.sqrt().to(changes.after) * abs(self.bases.readout.scale) * SAFETY
+            alone, deviation = length * farthest, length * squares.sqrt()
+            if self.bases.scale is not None:
+                return mean + alone, deviation.pow(2)
+            # mean is of both terms: the unit's own mean is what the stretch does not explain
+            low, high, plain_deviation = (value[row] for value in self.plain)
+            stretch = changes.stretch
+            above = torch.maximum(stretch * (high - self.centre[row]), stretch * (low - self.centre[row]))
+            return mean + above + alone, (stretch.abs() * plain_deviation + deviation).pow(2)
+        return known
+
+    def _known(self, group: Group, owner: Unit) -> tuple[float, Reach] | None:
+        """The numbers of a group of neurons and the factor that its tail is, where there are both."""
+        reach = self.reach.get(str(group.units[0])) if isinstance(group, Columns) else None
+        factor = scalar_of(self.bases.entries[owner].tails[group.node]) if reach is not None else None
+        return None if reach is None or factor is None else (factor, reach)
+
+    def _by_reach(self, group: Group, owner: Unit, changes: Changes, mean: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same from the weight-only numbers of a group of neurons, where there are such numbers."""
+        bases, row = self.bases, self.bases.row(owner)
+        numbers = self._known(group, owner)
+        if numbers is None:
+            return None
+        factor, reach = numbers
+        k = changes.after * group.coefficients.to(changes.after) * factor
+        high, low = torch.maximum(k * reach.high, k * reach.low), torch.minimum(k * reach.high, k * reach.low)
+        stretch = changes.stretch
+        inside = self.inside[row]
+        own, known = mean, changes.values[:, :-1]
+        if bases.scale is None:
+            own = mean - stretch * self.centre[row]
+            known = known - stretch[:, None] * (bases.u[row, inside] - bases.constants[inside])
+        total = k.pow(2) * reach.squares + bases.u.shape[1] * (k * reach.mean - own).pow(2)
+        total = total * SAFETY - (known - own[:, None]).pow(2).sum(-1) / SAFETY
+        slack = (SAFETY - 1) * (high - low)
+        high, low = high + slack, low - slack
+        variance = torch.minimum(self.largest[row] * total.clamp_min(0), ((high - own) * (own - low)).clamp_min(0))
+        if bases.scale is not None:
+            return high, variance
+        plain_low, plain_high, plain_deviation = (value[row] for value in self.plain)
+        high = high + torch.maximum(stretch * plain_high, stretch * plain_low)
+        return high, (stretch.abs() * plain_deviation + variance.sqrt()).pow(2)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tail:
-    """Tokens inside S, and of the rest: mass, mean row, mean squared and largest distance from it."""
-
-    inside: Tensor
-    mass: float
-    mean: Float[Tensor, " d_in"]
-    variance: float
-    radius: float
+def _bennett(variance: Tensor, b: Tensor) -> Tensor:
+    """log of the largest E exp(X) with E X = 0, Var X <= variance and X <= b; stable for large b."""
+    squares = b.pow(2)
+    return torch.log((squares * torch.exp(-variance / b - b) + variance) / (squares + variance)) + b

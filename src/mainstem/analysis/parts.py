@@ -2,9 +2,12 @@
 
 A part writes coefficient x direction into a sublayer's output, and a linear map carries that to the stream before the
 final norm. Parts come in groups that share the map: plain vectors (sublayers, biases, roundings, heads), columns of a
-matrix (neurons, attention neurons), and pattern x value (subvalues). A group answers three questions without ever
-holding a vector for each of its units: the inner product of each with a direction of the stream, their sum, and the
-vectors of a chosen few.
+matrix (neurons, attention neurons), and pattern x value (subvalues). A group answers four questions without ever
+holding a vector for each of its units: the inner product of each with a direction of the stream, the squared length of
+each behind a linear map, their sum, and the vectors of a chosen few.
+
+Memory: weights, patterns and values are referred to, never copied whole; subvalues are taken one key/value head at a
+time, columns a few hundred at a time.
 """
 
 from bisect import bisect_left
@@ -22,6 +25,9 @@ from mainstem.units import Unit
 Vector = Float[Tensor, " d_model"]
 Directions = Float[Tensor, " d_model"] | Float[Tensor, "d_model top"]
 Scores = Float[Tensor, " part"] | Float[Tensor, "part top"]
+Rows = Callable[[Tensor], Tensor]
+"""A linear map of rows [n, d_model] to rows of any width, in their dtype."""
+CHUNK = 512
 
 
 def carry(tail: LinearMap, vectors: Float[Tensor, "part d_model"]) -> Float[Tensor, "part d_model"]:
@@ -38,6 +44,14 @@ def pull_back(tail: LinearMap, direction: Directions) -> Directions:
     if tail.left is not None and tail.right is not None:
         out = out + tail.right[0].to(flat) @ (tail.left[0].to(flat).T @ flat)
     return out if direction.dim() == 2 else out[:, 0]
+
+
+def scalar_of(tail: LinearMap) -> float | None:
+    """The number that a map multiplies by, if that is all it does."""
+    if tail.diag is None or tail.left is not None:
+        return None
+    first = tail.diag[0, 0]
+    return float(first) if bool((tail.diag == first).all()) else None
 
 
 def summed(tensors: Sequence[Tensor]) -> Tensor:
@@ -91,6 +105,10 @@ class Group:
         """Inner products of the parts, before the tail, with a direction or several, in the direction's dtype."""
         raise NotImplementedError
 
+    def raw_squares(self, rows: Rows | None, dtype: torch.dtype) -> Float[Tensor, " part"]:
+        """Squared lengths of the parts, before the tail, behind a linear map (None: as they are), float64."""
+        raise NotImplementedError
+
     def raw_total(self) -> Vector:
         """The sum of the parts before the tail."""
         raise NotImplementedError
@@ -134,6 +152,11 @@ class Vectors(Group):
         """Inner products before the tail."""
         return self.values.to(direction) @ direction
 
+    def raw_squares(self, rows, dtype):
+        """Squared lengths before the tail."""
+        values = self.values.double()
+        return (values if rows is None else rows(values)).pow(2).sum(-1)
+
     def raw_total(self):
         """The sum before the tail."""
         return self.values.double().sum(0)
@@ -155,8 +178,19 @@ class Columns(Group):
 
     def raw_dot(self, direction):
         """Inner products before the tail."""
-        read = self.matrix.to(direction).T @ direction
-        return self.coefficients.to(direction).reshape(-1, *[1] * (read.dim() - 1)) * read
+        coefficients = self.coefficients.to(direction)
+        if direction.dim() == 1:
+            return coefficients * (self.matrix.to(direction).T @ direction)
+        # rows first: many times faster than [part, d_model] @ [d_model, few]
+        return (direction.T.contiguous() @ self.matrix.to(direction)).mul_(coefficients).T
+
+    def raw_squares(self, rows, dtype):
+        """Squared lengths before the tail."""
+        sizes = []
+        for columns in self.matrix.split(CHUNK, dim=1):
+            columns = columns.to(dtype)
+            sizes.append((columns if rows is None else rows(columns.T).T).pow(2).sum(0))
+        return torch.cat(sizes).double() * self.coefficients.double().pow(2)
 
     def raw_total(self):
         """The sum before the tail."""
@@ -196,18 +230,33 @@ class Subvalues(Group):
 
     def raw_dot(self, direction):
         """Inner products before the tail."""
-        read = self.matrix.to(direction).T @ direction
-        more = [1] * (direction.dim() - 1)
-        read = (read * self.multiplier.to(direction).reshape(-1, *more))[self.channels]
-        pattern = self.pattern.to(direction).reshape(*self.pattern.shape, *more)
-        values = self.values.to(direction)[self.group]
-        return (pattern * torch.einsum("hsj,hj...->hs...", values, read)).flatten(0, 1)
+        flat = direction if direction.dim() == 2 else direction[:, None]
+        read = (flat.T.contiguous() @ self.matrix.to(flat)) * self.multiplier.to(flat)
+        out = torch.empty(*self.pattern.shape, flat.shape[1], dtype=flat.dtype, device=flat.device)
+        for number, value in enumerate(self.values):
+            heads = torch.nonzero(self.group == number).flatten()
+            own = torch.einsum("sj,khj->hsk", value.to(flat), read[:, self.channels[heads]])
+            out[heads] = own.mul_(self.pattern[heads].to(flat)[:, :, None])
+        return out.flatten(0, 1) if direction.dim() == 2 else out[:, :, 0].flatten()
+
+    def raw_squares(self, rows, dtype):
+        """Squared lengths before the tail: value . (Gram matrix of the head's output) . value, float64 throughout."""
+        out = torch.empty(self.pattern.shape, dtype=torch.float64, device=self.pattern.device)
+        for number, value in enumerate(self.values):
+            heads, value = torch.nonzero(self.group == number).flatten(), value.double()
+            channels = self.channels[heads]
+            flat = channels.reshape(-1)
+            written = self.matrix.T[flat].double() * self.multiplier[flat, None]
+            written = (written if rows is None else rows(written)).unflatten(0, channels.shape)
+            out[heads] = ((value @ (written @ written.mT)) * value).sum(-1).clamp_min(0)
+        return (out * self.pattern.pow(2)).flatten()
 
     def raw_total(self):
         """The sum before the tail."""
-        summed = torch.einsum("hs,hsj->hj", self.pattern, self.values.double()[self.group])
         entering = torch.zeros_like(self.multiplier)
-        entering[self.channels.reshape(-1)] = summed.reshape(-1)
+        for number, value in enumerate(self.values):
+            heads = torch.nonzero(self.group == number).flatten()
+            entering[self.channels[heads].reshape(-1)] = (self.pattern[heads] @ value.double()).reshape(-1)
         return self.matrix.double() @ (entering * self.multiplier)
 
 

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from mainstem.errors import ChoiceError, LevelRefusedError
 from mainstem.model.anatomy import Readout
+from mainstem.targets import Target
 
 NormConvention = Literal["frozen", "recompute"]
 NORMS: tuple[str, ...] = get_args(NormConvention)
 CHUNK = 64
+VOCABULARY_CHUNK = 8192
 
 
 def check_norm(norm: str) -> None:
@@ -77,15 +79,35 @@ def logits_of(
 def before_softmax(readout: Readout, x: Float[Tensor, "unit d_in"]) -> Float[Tensor, "unit d_vocab"]:
     """Scale, unembedding and its bias for rows that are already normed; no softcap."""
     weight = readout.unembedding
-    out = x @ weight.to(x.dtype).T if weight.dtype != x.dtype else x @ weight.T
+    if weight.dtype == x.dtype:
+        out = x @ weight.T
+    else:  # a piece at a time: the unembedding is the largest matrix there is
+        out = torch.cat([x @ rows.to(x.dtype).T for rows in weight.split(VOCABULARY_CHUNK)], -1)
     if readout.scale != 1.0:
         out = out * readout.scale
     return out if readout.bias is None else out + readout.bias.to(out)
 
 
+def expected_rows(readout: Readout, weights: Float[Tensor, "unit d_vocab"]) -> Float[Tensor, "unit d_in"]:
+    """Sums of the unembedding's rows, weighted: what a distribution over tokens expects of W_U."""
+    weight = readout.unembedding
+    if weight.dtype == weights.dtype:
+        return weights @ weight
+    pieces = zip(weights.split(VOCABULARY_CHUNK, -1), weight.split(VOCABULARY_CHUNK), strict=True)
+    return torch.stack([piece @ rows.to(piece.dtype) for piece, rows in pieces]).sum(0)
+
+
 def softcapped(readout: Readout, u: Tensor) -> Tensor:
     """cap * tanh(u / cap) where the model caps its logits."""
     return u if readout.softcap is None else readout.softcap * torch.tanh(u / readout.softcap)
+
+
+def log_probability(logits: Float[Tensor, "unit d_vocab"], target: Target) -> Float[Tensor, " unit"]:
+    """log of the target's probability, summed over a set; with rivals, that minus the mean of theirs: log-odds."""
+    ids = list(target.ids)
+    if target.against:  # the normalisation cancels
+        return logits[:, ids].logsumexp(-1) - logits[:, list(target.against)].mean(-1)
+    return logits.log_softmax(-1)[:, ids].logsumexp(-1)  # several times faster than torch's logsumexp of all
 
 
 def uncapped(readout: Readout, logits: Tensor) -> Tensor:
@@ -108,9 +130,9 @@ def _opaque_logits(readout: Readout, states: Float[Tensor, "unit d_model"]) -> F
 
 
 def token_direction(
-    readout: Readout, weights: Float[Tensor, " d_in"], scale: Float[Tensor, " 1"]
-) -> Float[Tensor, " d_model"]:
-    """The stream direction whose inner product with a contribution is its effect on weights . (what W_U reads).
+    readout: Readout, weights: Float[Tensor, "... d_in"], scale: Float[Tensor, " 1"]
+) -> Float[Tensor, "... d_model"]:
+    """The stream direction (or several) whose inner product with a part is its effect on weights . (what W_U reads).
 
     With `weights` = a row of W_U this is the direct logit attribution of that token, before a softcap:
     logit contribution = scale * s_F * W_U[t] . (gain * centre(v)).

@@ -4,55 +4,52 @@ For stream value x, part v, logits z(.), p = softmax z(x): D(v) = log p_t(x + v)
 so lse z(x + v) >= lse z(x) + p . (z(x + v) - z(x)), hence D(v) <= U(v) = [z_t(x + v) - z_t(x)] - p . [z(x + v) - z(x)],
 and U - D = KL(p || softmax z(x + v)) exactly. U needs two inner products per unit (and a squared norm where the scale
 is recomputed), not a product with the vocabulary. Units are scored exactly in the order of U, in chunks, until the next
-U is not above the k-th best: nothing that was left out can belong to the result.
+U is not above the k-th best: nothing that was left out can belong to the result. See `upper_bounds` for sets, rivals
+and softcaps, `lower_bounds` for the most negative.
 
-With several target tokens their own log-sum-exp is computed exactly. With a softcap c tanh(u / c) the exponential of it
-is convex below a threshold, where lse z' - lse z >= log(1 + sum p_i cap'(u_i) (u_i' - u_i)); units that may leave that
-range are scored exactly. A contrast is a difference of logits and needs no bound.
+A continuation's score is a sum over its steps (`steps`), and the sum of the steps' bounds is a bound on it.
 
 Cost: O(d_model) per unit and one product with the vocabulary per sublayer and per scored unit. Memory: chunks only.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.analysis.bases import Entry, entries
 from mainstem.analysis.decompose import Decomposition
-from mainstem.analysis.increase import log_probability
-from mainstem.analysis.lower_bounds import Base, Tails
+from mainstem.analysis.lower_bounds import LowerBounds
 from mainstem.analysis.parts import Group
-from mainstem.analysis.readout import (
-    NormConvention,
-    before_softmax,
-    frozen_scale,
-    logits_of,
-    normed,
-    require_linear,
-    softcapped,
-    token_direction,
-    working_dtype,
-)
-from mainstem.model.anatomy import Readout
+from mainstem.analysis.readout import NormConvention, log_probability, logits_of
+from mainstem.analysis.search_bases import Bases
+from mainstem.analysis.steps import slots
+from mainstem.analysis.upper_bounds import upper_bounds
+from mainstem.model.reach import Reach
 from mainstem.targets import Target
 from mainstem.units import Unit
 
 SLACK = 1e-4
-FIRST_CHUNK = 16
+SMALLEST_CHUNK = 16
 LARGEST_CHUNK = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """One unit of a search: its increase, the bound on it, and the gap between them, all in nats."""
+    """One unit of a search: its increase, the bound on it, and the gap between them, all in nats.
+
+    `increases` holds its increase at each step of the target, `groups` its group there (None: not there); `kl` is NaN
+    for a contrast, where nothing is normalised.
+    """
 
     unit: Unit
-    group: Group
+    groups: tuple[Group | None, ...]
     index: int
     increase: float
+    increases: tuple[float, ...]
     bound: float
     kl: float
 
@@ -68,159 +65,123 @@ class Search:
 
 
 class IncreaseSearch:
-    """Searches one decomposition for the units with the largest increase of one target."""
+    """Searches the units of some kinds for the largest increase of a target.
 
-    def __init__(self, decomposition: Decomposition, target: Target, norm: NormConvention, kinds: set[str]) -> None:
-        self.readout: Readout = decomposition.moment.anatomy.readout
-        require_linear(self.readout)
-        self.decomposition, self.target, self.norm = decomposition, target, norm
-        self.dtype = working_dtype(self.readout)
-        self.final_scale = frozen_scale(self.readout, decomposition.moment.stream)
-        self.scale = self.final_scale if norm == "frozen" else None
-        self.ids = torch.tensor(target.ids, device=self.final_scale.device)
-        places = entries(decomposition)
-        self.groups = [g for g in decomposition.groups if g.kind in kinds]
-        self.owners = [g.sublayer or g.units[0] for g in self.groups]
-        units = list(dict.fromkeys(self.owners))
-        used = {places[unit].base_node: places[unit] for unit in units}
-        shared = dict(zip(used, self._bases(list(used.values())), strict=True))
-        self.bases = {unit: replace(shared[places[unit].base_node], entry=places[unit]) for unit in units}
+    Args:
+        steps: a decomposition and the target there, for each step; one but for continuations.
+        norm: whether the final scale is used for every vector, or each has its own.
+        kinds: the kinds of units.
+        reach: weight-only numbers of neurons, for the most negative units.
+    """
 
-    def _bases(self, used: list[Entry]) -> list[Base]:
-        """For all distinct bases at once: two products with the unembedding."""
-        if not used:
-            return []
-        readout = self.readout
-        states = torch.stack([entry.base for entry in used])
-        one = torch.ones(1, dtype=torch.float64, device=states.device)
-        own = [token_direction(readout, row, one) for row in readout.unembedding[self.ids]]
-        out = []
-        for chunk, entries_ in zip(states.split(LARGEST_CHUNK), _chunks(used, LARGEST_CHUNK), strict=True):
-            u = before_softmax(readout, normed(readout, chunk, self.scale).to(self.dtype))
-            z = softcapped(readout, u)
-            log_p = log_probability(z, self.target)
-            p = z.softmax(-1)
-            slope = p if readout.softcap is None else p * (1 - (z / readout.softcap).pow(2))
-            means = slope @ readout.unembedding.to(self.dtype)
-            for i, entry in enumerate(entries_):
-                directions = torch.stack([*own, token_direction(readout, means[i], one)], -1)
-                offset = entry.base @ directions
-                made = (float(log_p[i]), p[i], directions.to(self.dtype), offset.to(self.dtype))
-                out.append(Base(entry, entry.base, u[i], *made))
-        return out
+    def __init__(
+        self,
+        steps: Sequence[tuple[Decomposition, Target]],
+        norm: NormConvention,
+        kinds: set[str],
+        reach: Mapping[str, Reach] | None = None,
+    ) -> None:
+        self.slots = slots([made for made, _ in steps], kinds)
+        self.reach = reach
+        owners = [slot.owner for slot in self.slots]
+        self.steps = [Bases(made, target, norm, owners) for made, target in steps] if owners else []
+        self.starts = torch.tensor([0, *[len(slot) for slot in self.slots]]).cumsum(0)
 
-    def bounds(self, group: Group, base: Base) -> Float[Tensor, " part"]:
-        """U of every unit of a group."""
-        dots = base.entry.dot(group, base.directions)
-        if self.scale is not None:
-            delta = dots * self.scale.to(dots)
-        else:
-            before, after = self._scales(group, base)
-            delta = after[:, None] * (base.offset + dots) - before * base.offset
-        own, mean = delta[:, :-1], delta[:, -1]
-        u = base.u[self.ids]
-        gain = softcapped(self.readout, u + own).logsumexp(-1) - softcapped(self.readout, u).logsumexp(-1)
-        if self.readout.softcap is None:
-            return gain - mean
-        lowest = torch.log1p(mean.clamp_min(-1 + 1e-6))
-        bound = torch.where(mean > -1 + 1e-6, gain - lowest, torch.inf)
-        return torch.where(self._stays_convex(group, base), bound, torch.inf)
+    @cached_property
+    def _lower(self) -> list[LowerBounds]:
+        return [
+            LowerBounds(bases, [(slot.groups[step], slot.owner) for slot in self.slots], self.reach)
+            for step, bases in enumerate(self.steps)
+        ]
 
-    def _scales(self, group: Group, base: Base) -> tuple[Tensor, Tensor]:
-        """The norm's scale before and after each unit is added."""
-        norm = self.readout.norm
-        if norm is None:
-            one = torch.ones((), dtype=self.dtype, device=base.u.device)
-            return one, one.expand(len(group))
-        x = norm.centre(base.x)
-        cross = base.entry.dot(group, x)
-        square = base.entry.squares(group, norm.centred)
-        size = x.pow(2).sum()
-        width = len(x)
-        before = (size / width + norm.eps).rsqrt().to(self.dtype)
-        after = ((size + 2 * cross + square).clamp_min(0) / width + norm.eps).rsqrt().to(self.dtype)
-        return before, after
-
-    def _stays_convex(self, group: Group, base: Base) -> Tensor:
-        """Whether no logit can leave the range in which the exponential of the softcap is convex."""
-        cap = self.readout.softcap
-        assert cap is not None
-        threshold = cap * math.atanh(math.sqrt(1 + 1 / cap**2) - 1 / cap)
-        norm = self.readout.norm
-        largest = float(self.readout.unembedding.to(self.dtype).norm(dim=-1).max()) * abs(self.readout.scale)
-        size = base.entry.squares(group, norm.centred if norm else False).sqrt().to(self.dtype)
-        gain = 1.0 if norm is None or norm.gain is None else float(norm.gain.abs().max())
-        if self.scale is not None:
-            reach = float(base.u.max()) + largest * gain * float(self.scale) * size
-        else:
-            width = len(base.x)
-            reach = torch.full_like(size, largest * gain * width**0.5)
-        return reach <= threshold
-
-    def score(self, bases: list[Base], vectors: Float[Tensor, "top d_model"]) -> tuple[Tensor, Tensor]:
-        """Exact increases of vectors as they enter the stream, each on its own base, and their KL gaps."""
-        states = torch.stack([base.x for base in bases]) + vectors
-        logits = logits_of(self.readout, states, self.scale)
-        after = log_probability(logits, self.target)
-        before = torch.tensor([base.log_p for base in bases], dtype=after.dtype, device=after.device)
-        p = torch.stack([base.p for base in bases])
-        divergence = (p.clamp_min(1e-45).log() - logits.log_softmax(-1)).mul_(p).sum(-1)
-        return after - before, divergence
+    def bounds(self, negative: bool) -> tuple[Float[Tensor, " unit"], Float[Tensor, " unit"]]:
+        """For every unit a bound on its increase, or with `negative` on minus it, and the rounding to allow for."""
+        bounds, roundings = [], []
+        for slot in self.slots:
+            total = torch.zeros(len(slot), dtype=torch.float64, device=self.steps[0].x.device)
+            rounding = torch.zeros_like(total)
+            for step, group in enumerate(slot.groups):
+                if group is None:
+                    continue
+                if negative:
+                    bound, allowed = self._lower[step].bounds(group, slot.owner)
+                    bound = -bound
+                else:
+                    bound, allowed = upper_bounds(self.steps[step], group, slot.owner)
+                total += torch.where(bound.isnan(), torch.inf, bound)
+                rounding += allowed
+            bounds.append(total)
+            roundings.append(torch.where(rounding.isnan(), torch.inf, rounding))
+        return torch.cat(bounds), torch.cat(roundings)
 
     def top(self, count: int, negative: bool = False, exhaustive: bool = False) -> Search:
         """The `count` units with the largest increase or, with `negative`, the smallest."""
-        pairs = [(g, self.bases[o]) for g, o in zip(self.groups, self.owners, strict=True)]
-        if negative:
-            tails = Tails(self.readout, self.ids, self.scale)
-            bounds = [-tails.bounds(group, base) for group, base in pairs]
-        else:
-            bounds = [self.bounds(group, base) for group, base in pairs]
-        sign = -1 if negative else 1
-        total = sum(len(b) for b in bounds)
-        if not total:
+        if not self.slots:
             return Search([], 0, 0, SLACK)
-        flat = torch.cat(bounds) + SLACK / 2  # what float32 may have rounded away
-        starts = torch.tensor([0, *[len(b) for b in bounds]]).cumsum(0)
-        order = flat.argsort(descending=True)
-        best: list[tuple[float, float, float, int]] = []
-        done, chunk = 0, FIRST_CHUNK
-        while done < total:
-            kth = sorted((s[0] for s in best), reverse=True)[count - 1] if len(best) >= count else -math.inf
-            if not exhaustive and float(flat[order[done]]) < kth - SLACK:
-                break
-            places = order[done : done + chunk]
-            best += self._score_places(places, starts, flat, sign)
-            done += len(places)
-            chunk = min(2 * chunk, LARGEST_CHUNK)
-        found = [self._found(entry, starts, sign) for entry in sorted(best, key=lambda s: -s[0])[: 2 * count]]
+        sign, total = -1 if negative else 1, int(self.starts[-1])
+        bounds, rounding = self.bounds(negative)
+        allowed = bounds + rounding + SLACK / 2
+        order = allowed.argsort(descending=True)
+        scores = torch.empty(0, len(self.steps), dtype=torch.float64, device=bounds.device)
+        gaps = best = torch.empty(0, dtype=torch.float64, device=bounds.device)
+        done, kth, chunk = 0, -math.inf, SMALLEST_CHUNK
+        while done < total and (exhaustive or float(allowed[order[done]]) >= kth - SLACK):
+            wanted = count + count // 8 - done if done < count else chunk
+            wanted = LARGEST_CHUNK if exhaustive else min(max(wanted, SMALLEST_CHUNK), LARGEST_CHUNK)
+            made, apart = self.scores(order[done : done + wanted])
+            if done >= count:
+                chunk *= 2  # the bounds are loose, and few large products are faster than many small ones
+            scores, gaps = torch.cat([scores, made]), torch.cat([gaps, apart])
+            done, best = len(scores), sign * scores.sum(-1)
+            kth = float(best.topk(count).values[-1]) if done >= count else -math.inf
+        kept = torch.nonzero(best >= kth - SLACK).flatten()
+        found = [
+            self._found(int(order[i]), scores[i], sign * float(bounds[order[i]]), float(gaps[i])) for i in kept.tolist()
+        ]
         return Search(order_ties(found, sign)[:count], total, done, SLACK)
 
-    def _score_places(
-        self, places: Tensor, starts: Tensor, flat: Tensor, sign: int
-    ) -> list[tuple[float, float, float, int]]:
-        which = torch.searchsorted(starts.to(places.device), places, right=True) - 1
-        order, bases, vectors = [], [], []
-        for number in which.unique().tolist():
-            chosen = places[which == number]
-            base = self.bases[self.owners[number]]
-            vectors.append(base.entry.vectors(self.groups[number], chosen - int(starts[number])))
-            bases += [base] * len(chosen)
-            order.append(chosen)
-        chosen = torch.cat(order)
-        values, gaps = self.score(bases, torch.cat(vectors))
-        values = sign * values
-        return list(zip(values.tolist(), flat[chosen].tolist(), gaps.tolist(), chosen.tolist(), strict=True))
+    def scores(self, places: Int[Tensor, " top"]) -> tuple[Float[Tensor, "top step"], Float[Tensor, " top"]]:
+        """Exact increases of a chunk of units at every step, 0 where they are not there, and the summed divergences."""
+        out = torch.zeros(len(places), len(self.steps), dtype=torch.float64, device=places.device)
+        gaps = torch.zeros_like(out[:, 0])
+        for step, bases in enumerate(self.steps):
+            rows, which, vectors = self._entering(places, step)
+            if not len(which):
+                continue
+            logits = logits_of(bases.readout, bases.x[rows] + vectors, bases.scale)
+            if bases.target.against:
+                out[which, step] = log_probability(logits, bases.target).double() - bases.log_p[rows]
+                gaps[which] = math.nan
+                continue
+            log_q = logits.log_softmax(-1)
+            out[which, step] = log_q[:, bases.own].double().logsumexp(-1) - bases.log_p[rows]
+            cross = torch.einsum("uv,uv->u", bases.p[rows], log_q).double()
+            gaps[which] += (bases.negentropy[rows] - cross).clamp_min(0)
+        return out, gaps
 
-    def _found(self, entry: tuple[float, float, float, int], starts: Tensor, sign: int) -> Found:
-        increase, bound, gap, place = entry
-        number = int(torch.searchsorted(starts, torch.tensor(place), right=True)) - 1
-        index = place - int(starts[number])
-        group = self.groups[number]
-        return Found(group.units[index], group, index, sign * increase, sign * (bound - SLACK / 2), gap)
+    def _entering(self, places: Int[Tensor, " top"], step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of those units that are there at a step: the rows of their bases, their places, their vectors."""
+        bases, device = self.steps[step], places.device
+        numbers = self._slot_of(places)
+        rows, which, vectors = [], [], [torch.empty(0, bases.x.shape[1], dtype=torch.float64, device=device)]
+        for number in numbers.unique().tolist():
+            slot, chosen = self.slots[number], torch.nonzero(numbers == number).flatten()
+            group = slot.groups[step]
+            if group is not None:
+                index = places[chosen] - int(self.starts[number])
+                vectors.append(bases.entries[slot.owner].vectors(group, index))
+                rows += [bases.row(slot.owner)] * len(chosen)
+                which.append(chosen)
+        empty = torch.empty(0, dtype=torch.long, device=device)
+        return torch.tensor(rows, dtype=torch.long, device=device), torch.cat([empty, *which]), torch.cat(vectors)
 
+    def _slot_of(self, places: Int[Tensor, " top"]) -> Int[Tensor, " top"]:
+        return torch.searchsorted(self.starts.to(places.device), places, right=True) - 1
 
-def _chunks(items: list[Entry], size: int) -> list[list[Entry]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
+    def _found(self, place: int, scores: Float[Tensor, " step"], bound: float, gap: float) -> Found:
+        number = int(self._slot_of(torch.tensor([place])))
+        slot, index = self.slots[number], place - int(self.starts[number])
+        return Found(slot.units[index], slot.groups, index, float(scores.sum()), tuple(scores.tolist()), bound, gap)
 
 
 def order_ties(found: list[Found], sign: int = 1) -> list[Found]:

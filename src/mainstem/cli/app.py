@@ -115,10 +115,17 @@ def explain(
     against: Annotated[
         list[str] | None, typer.Option(metavar="TOKEN", help="A rival of the target; may be repeated.")
     ] = None,
+    continuation: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Instead of a target: text of any length.")
+    ] = None,
+    direction: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of a target: d_model numbers in a .safetensors file.")
+    ] = None,
     position: Position = -1,
     score: Annotated[
-        str, typer.Option(metavar="SCORE", help=f"By what units are ranked: {', '.join(o.SCORES)}.")
-    ] = "increase",
+        str | None,
+        typer.Option(metavar="SCORE", help=f"By what units are ranked: {', '.join(o.SCORES)}; increase by default."),
+    ] = None,
     norm: Annotated[
         str,
         typer.Option(
@@ -132,6 +139,9 @@ def explain(
     negative: Annotated[bool, typer.Option("--negative", help="List units that speak against the target.")] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Score every unit, without the search's bound; slow.")
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure and keep what speeds up --negative for this model from now on.")
     ] = False,
     top: Top = 10,
     queries: Annotated[
@@ -151,7 +161,8 @@ def explain(
     """Say who wrote a prediction, with proof."""
     o.choice("place", at, o.PLACES)
     counts = o.counts(ablate) if ablate is not None else dict(o.ABLATED) if verify else None
-    o.choice("score", score, o.SCORES)
+    if score is not None:
+        o.choice("score", score, o.SCORES)
     o.choice("norm", norm, o.NORMS)
     chosen = o.words(kinds or o.DEFAULT_KINDS)
     for kind in chosen:
@@ -161,14 +172,15 @@ def explain(
     def check(model) -> None:
         from mainstem.explaining import check_options
 
-        check_options(score, norm, chosen, top)
+        check_options(score or "increase", norm, chosen, top)
         model.check(given, (position,), run.common.chat, target or (), against or ())
 
     model = run.open(check)
     with run.step("Explaining ..."):
         return model.explain(
-            given, chat=run.common.chat, target=target or None, against=against or (), position=position, score=score,
-            norm=norm, kinds=chosen, negative=negative, exhaustive=exhaustive, top=top, queries=queries,
+            given, chat=run.common.chat, target=target or None, against=against or (), continuation=continuation,
+            direction=direction, position=position, score=score, norm=norm, kinds=chosen, negative=negative,
+            exhaustive=exhaustive, measure=measure, top=top, queries=queries,
             ablate=counts, everywhere=at == "all",
         )  # fmt: skip
 

@@ -218,12 +218,12 @@ def maps_to_root(graph: StreamGraph, run: Evaluated, gates: Gates) -> list[Linea
     return maps_to(graph, graph.root, run, gates)
 
 
-def maps_to(graph: StreamGraph, end: int, run: Evaluated, gates: Gates) -> list[LinearMap | None]:
-    """For each node the map that carries a vector added to it to the node `end`; None where nothing flows."""
+def maps_to(graph: StreamGraph, end: int, run: Evaluated, gates: Gates, start: int = 0) -> list[LinearMap | None]:
+    """For each node from `start` on the map that carries a vector added to it to `end`; None where nothing flows."""
     like = run.values[end].double()
     maps: list[LinearMap | None] = [None] * len(graph.nodes)
     maps[end] = LinearMap(torch.ones_like(like))
-    for i in range(end, -1, -1):
+    for i in range(end, start - 1, -1):
         here, node = maps[i], graph.nodes[i]
         if here is None or isinstance(node, WriteNode):
             continue

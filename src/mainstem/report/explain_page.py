@@ -7,7 +7,7 @@ from mainstem.explanation import Certificate, Explanation, LayerRow, Token, Valu
 from mainstem.report import page as p
 from mainstem.report.curves import Course, courses
 from mainstem.report.drawing import Tributary, stream
-from mainstem.report.explain_text import columns, legend, number, score_of, values_caption
+from mainstem.report.explain_text import additions, columns, explained, legend, number, score_of, values_caption
 from mainstem.report.queries_page import queries
 from mainstem.report.text import (
     KINDS,
@@ -50,6 +50,8 @@ def explanation_page(e: Explanation) -> str:
 
 def _facts(e: Explanation) -> str:
     entries = [*_token_facts(e.target, "")]
+    for step in e.steps:
+        entries += _token_facts(step, f"{visible(step.token)} ")
     for rival in e.against:
         entries += _token_facts(rival, f"{visible(rival.token)} ")
     where = f"{p.token(e.prompt['tokens'][e.position])} at {e.position}"
@@ -57,6 +59,8 @@ def _facts(e: Explanation) -> str:
 
 
 def _token_facts(token: Token, name: str) -> list[tuple[str, str]]:
+    if token.rank is None:
+        return [(f"{name}target", "a direction in the stream")]
     return [
         (f"{name}probability", p.esc(probability(token.probability))),
         (f"{name}log p", p.esc(plain(token.log_probability, 3))),
@@ -82,11 +86,7 @@ def _cards(c: Certificate) -> str:
 
 def _logit(e: Explanation) -> str:
     """What the account is of, as HTML."""
-    what = f"the logit of {p.token(e.target.token)}"
-    if not e.against:
-        return what
-    rivals = ", ".join(p.token(rival.token) for rival in e.against)
-    return f"{what} minus {'that of ' if len(e.against) == 1 else 'the mean of those of '}{rivals}"
+    return explained(e, p.token)
 
 
 def _stream(e: Explanation) -> str:
@@ -104,7 +104,7 @@ def _stream(e: Explanation) -> str:
         "<span>the main stem is as wide as the sum so far</span></div>"
     )
     caption = f"{_logit(e)}, sublayer by sublayer; direct attribution under the frozen norm, so that widths add up"
-    what = "logit difference" if e.against else "logit"
+    what = "sum" if e.target_kind in ("direction", "continuation") else "logit difference" if e.against else "logit"
     return p.section("The stream", caption, stream(tributaries, e.target.token, total, what), key)
 
 
@@ -126,23 +126,24 @@ def _account(e: Explanation) -> str:
 
 def _course(e: Explanation) -> str:
     names = [row.unit for row in e.layers]
-    line = Course(
-        e.target.token, [row.lens_log_probability for row in e.layers], f"p {probability(e.target.probability)}"
-    )
+    values = [row.lens_log_probability for row in e.layers if row.lens_log_probability is not None]
+    if not values:
+        return ""
+    line = Course(e.target.token, values, f"p {probability(e.target.probability)}")
     label = f"log-probability of {visible(e.target.token)} along the stream"
     caption = (
         f"the logit lens: log-probability of {p.token(e.target.token)}, in nats, if the model ended "
         "after each sublayer; recomputed norm"
     )
     heads = [("after", ""), ("log p", "num"), ("added, nats", "num"), ("", ""), ("direct", "num"), ("likeliest", "")]
-    full = max((math.sqrt(abs(row.log_probability_increase)) for row in e.layers[1:]), default=0.0)
+    full = max((math.sqrt(abs(value)) for value in additions(e)), default=0.0)
     rows = [_layer_row(i, row, full) for i, row in enumerate(e.layers)]
     more = f"<details><summary>all {len(rows)} states</summary>{p.table(heads, rows)}</details>"
     return p.section("The lens", caption, courses(names, [line], label), more)
 
 
 def _layer_row(index: int, row: LayerRow, full: float) -> str:
-    value = row.log_probability_increase
+    value = row.log_probability_increase or 0.0
     root = math.copysign(math.sqrt(abs(value)), value)
     return p.row(
         p.cell(p.esc(row.unit), "unit"),

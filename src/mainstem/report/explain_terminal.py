@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import terminal as t
-from mainstem.report.explain_text import columns, legend, number, score_of, values_caption
+from mainstem.report.explain_text import additions, columns, explained, legend, number, score_of, values_caption
 from mainstem.report.queries_terminal import queries
 from mainstem.report.text import (
     KINDS,
@@ -25,7 +25,6 @@ from mainstem.report.text import (
     probability,
     scientific,
     signed,
-    visible,
 )
 from mainstem.report.verification_terminal import verification_rows
 
@@ -56,12 +55,15 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
 
 def _target(e: Explanation) -> list[RenderableType]:
     rows: list[RenderableType] = [t.labelled("target", _token_line(e.target))]
+    rows += [t.labelled("by token" if i == 0 else "", _token_line(step)) for i, step in enumerate(e.steps)]
     rows += [t.labelled("against" if i == 0 else "", _token_line(rival)) for i, rival in enumerate(e.against)]
     return rows
 
 
 def _token_line(token: Token) -> Text:
     line = t.token_text(token.token)
+    if token.probability is None or token.rank is None:
+        return line.append("   a direction in the stream", "quiet")
     line.append("   p ", "quiet").append(probability(token.probability))
     line.append("   log p ", "quiet").append(plain(token.log_probability, 3))
     line.append("   rank ", "quiet").append(count(token.rank))
@@ -88,10 +90,7 @@ def _certificates(c: Certificate) -> Table:
 
 
 def _account(e: Explanation) -> list[RenderableType]:
-    what = f"the logit of {visible(e.target.token)}"
-    if e.against:
-        what += f" minus {'that of ' if len(e.against) == 1 else 'the mean of '}"
-        what += ", ".join(visible(rival.token) for rival in e.against)
+    what = explained(e)
     numbers = [value for value in e.account.values() if math.isfinite(value)]
     full = max(map(abs, numbers), default=0.0)
     left = math.ceil(ACCOUNT_HALF * -min([0.0, *numbers]) / full) if full > 0 else 0
@@ -134,7 +133,9 @@ def _layers(e: Explanation, width: int) -> list[RenderableType]:
             table.add_column("direct", justify="right", no_wrap=True)
     table.add_column("log p", justify="right", no_wrap=True)
     table.add_column("likeliest", no_wrap=True, overflow="ellipsis", ratio=1)
-    full = max((math.sqrt(abs(row.log_probability_increase)) for row in e.layers[1:]), default=0.0)
+    if e.target_kind == "direction":
+        caption = "what each sublayer adds along the direction; bars on a square-root scale"
+    full = max((math.sqrt(abs(value)) for value in additions(e)), default=0.0)
     for block in _by_block(e.layers):
         table.add_row(*_block_cells(block, names, full, half, wide))
     return [t.heading("Layers", caption), table]
@@ -168,7 +169,7 @@ def _block_cells(block: list[LayerRow], names: Sequence[str], full: float, half:
         if row is None:
             cells += [Text()] * (3 if wide else 2)
             continue
-        value = row.log_probability_increase
+        value = row.direct or 0.0 if row.log_probability_increase is None else row.log_probability_increase
         root = math.copysign(math.sqrt(abs(value)), value)
         cells += [Text(signed(value)), _two_sided(root, full, half)]
         if wide:

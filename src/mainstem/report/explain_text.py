@@ -1,6 +1,6 @@
 """An explanation in words: what both its tables and its page say of the values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mainstem.explanation import Explanation, ValueRow
 from mainstem.report.text import NORMS, SCORES, compact, count, signed, visible
@@ -38,6 +38,33 @@ READINGS = {
 """How to read an address and its coefficient."""
 
 
+def explained(e: Explanation, shown: Callable[[str], str] = visible) -> str:
+    """What the account is of; `shown` writes a token."""
+    target = shown(e.target.token)
+    if e.target_kind == "direction":
+        return f"the stream along {target}"
+    what = f"the {'summed logits' if e.target_kind == 'continuation' else 'logit'} of {target}"
+    if not e.against:
+        return what
+    rivals = ", ".join(shown(rival.token) for rival in e.against)
+    return f"{what} minus {'that of ' if len(e.against) == 1 else 'the mean of those of '}{rivals}"
+
+
+def additions(e: Explanation) -> list[float]:
+    """What each sublayer after the first adds: to the target's log-probability or, without one, along a direction."""
+    added = [row.direct if row.log_probability_increase is None else row.log_probability_increase for row in e.layers]
+    return [value for value in added[1:] if value is not None]
+
+
+def _score_name(e: Explanation) -> str:
+    name = SCORES.get(e.score, e.score)
+    if e.target_kind == "direction" and e.score == "direct":
+        return "inner product with it"
+    if e.against and e.score == "increase":
+        return "log-odds increase (nats)"
+    return f"{name}, summed over {len(e.steps)} tokens" if e.steps else name
+
+
 def values_caption(e: Explanation) -> str:
     """What the table of values shows, by which score and under which norm."""
     against = bool(e.values) and (score_of(e.values[0], e.score, e.score) or 0.0) < 0 and e.score != "log-probability"
@@ -47,7 +74,7 @@ def values_caption(e: Explanation) -> str:
     which = f"the {len(e.values)} of {count(units)} units {what}"
     search = f" (exact: {count(scored)} of them scored, the others bounded)" if scored < units else ""
     return (
-        f"{which} {visible(e.target.token)}{rival}, by {SCORES.get(e.score, e.score)}{search}; "
+        f"{which} {visible(e.target.token)}{rival}, by {_score_name(e)}{search}; "
         f"{NORMS.get(e.norm, e.norm)}; promoted tokens centred, under the frozen norm"
     )
 

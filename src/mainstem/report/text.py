@@ -90,9 +90,9 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def probability(p: float) -> str:
-    """0.773, 0.0012, 3.1e-07."""
-    if math.isnan(p):
+def probability(p: float | None) -> str:
+    """0.773, 0.0012, 3.1e-07; – for none."""
+    if p is None or math.isnan(p):
         return NOTHING
     if p >= 0.01:
         return f"{p:.3f}"

@@ -39,7 +39,12 @@ class HeadRun:
 
     def result(self) -> Float[Tensor, "n_heads d_value"]:
         """Each head's result before W_O: sum over sources of pattern x value."""
-        return torch.einsum("hs,hsj->hj", self.pattern, self.value.double()[self.group()])
+        return self.summed(self.value.double())
+
+    def summed(self, values: Float[Tensor, "n_key_value_heads source d_value"]) -> Float[Tensor, "n_heads d_value"]:
+        """Sums over sources of pattern x values, float64; values are not repeated for each head that reads them."""
+        pattern = self.pattern.reshape(values.shape[0], -1, self.pattern.shape[1])
+        return torch.einsum("khs,ksj->khj", pattern, values).flatten(0, 1)
 
     def entering(self) -> Float[Tensor, " d_in"]:
         """What W_O reads, computed from pattern and values."""

@@ -1,0 +1,149 @@
+"""What all units of one sublayer share in a search: the stream that they are added to, and what the target reads there.
+
+Many sublayers read the same stream (parallel blocks), so each distinct stream is read once, all of them in one product
+with the unembedding. `Changes` are the inner products that bounds are made of: how much a unit moves single logits, or
+the mean logit of a distribution, under either norm convention.
+
+Cost: one product of the distinct streams with the vocabulary. Memory: streams x vocabulary, never units x vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.analysis.bases import Entry, entries
+from mainstem.analysis.decompose import Decomposition
+from mainstem.analysis.parts import Group
+from mainstem.analysis.readout import (
+    NormConvention,
+    before_softmax,
+    expected_rows,
+    frozen_scale,
+    log_probability,
+    normed,
+    require_linear,
+    softcapped,
+    token_direction,
+    working_dtype,
+)
+from mainstem.targets import Target
+from mainstem.units import Unit
+
+CHUNK = 64
+CANCELLED = 1e-3
+"""Where adding a unit leaves less than this share of the squares of stream and unit, no bound is trusted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """How units move what some directions read: `values` [part, direction], and the rounding to allow for.
+
+    `stretch` is how much the norm's scale grows, after / before - 1, and `after` the scale that the unit itself gets;
+    `trusted` is False where float32 cannot tell.
+    """
+
+    values: Float[Tensor, "part direction"]
+    rounding: Float[Tensor, " part"]
+    stretch: Float[Tensor, " part"]
+    after: Float[Tensor, " part"]
+    trusted: Tensor
+
+
+class Bases:
+    """The distinct streams at one destination that units are added to, read for one target.
+
+    Attributes:
+        x: [base, d_model] float64.
+        u: [base, d_vocab], before a softcap; `z` after it.
+        log_p: [base], the target's log-probability, or log-odds.
+    """
+
+    def __init__(self, made: Decomposition, target: Target, norm: NormConvention, owners: Sequence[Unit]) -> None:
+        self.readout = made.moment.anatomy.readout
+        require_linear(self.readout)
+        self.target, self.dtype = target, working_dtype(self.readout)
+        self.scale = frozen_scale(self.readout, made.moment.stream) if norm == "frozen" else None
+        places = entries(made)
+        self.entries = {unit: places[unit] for unit in dict.fromkeys(owners)}
+        nodes = {entry.base_node: entry.base for entry in self.entries.values()}
+        self._rows = {node: row for row, node in enumerate(nodes)}
+        self.x = torch.stack(list(nodes.values()))
+        self.read = normed(self.readout, self.x, self.scale)
+        self.u = torch.cat([before_softmax(self.readout, rows.to(self.dtype)) for rows in self.read.split(CHUNK)])
+        self.z = softcapped(self.readout, self.u)
+        self.log_p = log_probability(self.z, target).double()
+        device = self.x.device
+        self.own = torch.tensor(target.ids, device=device)
+        self.rivals = torch.tensor(target.against, dtype=torch.long, device=device)
+        self.rounding = 16 * torch.finfo(self.dtype).eps * self.u.abs().amax(-1)
+
+    def row(self, owner: Unit) -> int:
+        """Which of the distinct streams a sublayer reads."""
+        return self._rows[self.entries[owner].base_node]
+
+    @cached_property
+    def p(self) -> Float[Tensor, "base d_vocab"]:
+        """The probabilities at each base."""
+        return self.z.softmax(-1)
+
+    @cached_property
+    def negentropy(self) -> Float[Tensor, " base"]:
+        """sum p log p at each base."""
+        return torch.stack([row @ z.log_softmax(-1) for row, z in zip(self.p, self.z, strict=True)]).double()
+
+    @cached_property
+    def expected(self) -> Float[Tensor, "base d_in"]:
+        """E_p of the unembedding's rows, each times the softcap's slope."""
+        cap = self.readout.softcap
+        slope = self.p if cap is None else self.p * (1 - (self.z / cap).pow(2))
+        return torch.cat([expected_rows(self.readout, rows) for rows in slope.split(CHUNK)])
+
+    @cached_property
+    def constants(self) -> Float[Tensor, " d_vocab"]:
+        """What the biases of the final norm and of the unembedding add to each logit."""
+        norm, readout = self.readout.norm, self.readout
+        added = torch.zeros_like(self.read[0])
+        if norm is not None and norm.bias is not None:
+            added = norm.bias.double() if readout.before is None else readout.before(norm.bias.double())
+        return before_softmax(readout, added[None].to(self.dtype))[0]
+
+    def tokens(self, ids: Tensor) -> Float[Tensor, "top d_in"]:
+        """Rows of the unembedding, float64."""
+        return self.readout.unembedding[ids].double()
+
+    def changes(self, group: Group, owner: Unit, rows: Float[Tensor, "direction d_in"]) -> Changes:
+        """How each unit of a group moves the inner products of rows with what the unembedding reads."""
+        entry, row, norm = self.entries[owner], self.row(owner), self.readout.norm
+        x = self.x[row]
+        one = torch.ones(1, dtype=torch.float64, device=x.device)
+        directions = token_direction(self.readout, rows.double(), one)
+        if self.scale is not None or norm is None:
+            values = entry.dot(group, (directions * (one if self.scale is None else self.scale)).to(self.dtype).T)
+            still = torch.zeros_like(values[:, 0])
+            after = still + (1.0 if self.scale is None else float(self.scale))
+            return Changes(values, self._rounding(values), still, after, torch.ones_like(still, dtype=torch.bool))
+        x = norm.centre(x)
+        dots = entry.dot(group, torch.cat([directions, x[None]]).to(self.dtype).T)
+        before, after, trusted = self._scales(group, entry, x, dots[:, -1].double())
+        offset = directions @ self.x[row]
+        stretch = after / before - 1
+        values = (stretch[:, None] * (before * offset) + after[:, None] * dots[:, :-1]).to(self.dtype)
+        return Changes(values, self._rounding(values), stretch.to(self.dtype), after.to(self.dtype), trusted)
+
+    def _scales(self, group: Group, entry: Entry, x: Tensor, cross: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The norm's scale before and after each unit is added, float64."""
+        norm = self.readout.norm
+        assert norm is not None
+        square = entry.squares(group, norm.centre if norm.centred else None, self.dtype)
+        size, width = x.pow(2).sum(), x.shape[0]
+        added = size + 2 * cross + square
+        before = (size / width + norm.eps).rsqrt()
+        after = (added.clamp_min(0) / width + norm.eps).rsqrt()
+        return before, after, added > CANCELLED * (size + square)
+
+    def _rounding(self, values: Tensor) -> Tensor:
+        return 16 * torch.finfo(self.dtype).eps * values.abs().amax(-1)
