@@ -11,6 +11,7 @@ from mainstem.analysis.parts import Group
 from mainstem.analysis.ranking import KIND_LEVELS, Ranking, rank
 from mainstem.analysis.readout import NormConvention, check_norm
 from mainstem.analysis.scores import RULES
+from mainstem.analysis.search import IncreaseSearch
 from mainstem.causal.ablation import AblatedRuns, NeuronMap
 from mainstem.causal.controls import Place, same_type, unrelated
 from mainstem.causal.outcomes import NAMED, Verification
@@ -136,6 +137,7 @@ class Ranker:
         self.norm: NormConvention = norm
         levels = {KIND_LEVELS[kind] for name in names for kind in KINDS[name]}
         self.decompositions = {level: trace.decompose(level, position, row) for level in sorted(levels)}  # type: ignore[arg-type]
+        self._searches: dict[str, IncreaseSearch] = {}
         self.names = [name for name in names if self.groups(name)]
         if not self.names:
             raise LevelRefusedError("No neurons that can be taken out", reason="the model has none of these kinds")
@@ -154,9 +156,20 @@ class Ranker:
                 level = KIND_LEVELS[KINDS[name][0]]
                 own = {level: self.decompositions[level]}
                 kinds = set(KINDS[name])
+                if (score or self.score) == "increase":
+                    found += self._searched(name, target, counts[name])
+                    continue
                 made = self._ranked(own, target, score or self.score, kinds, counts[name])
                 found += [(value.group, value.index) for value in made.values]
         return found
+
+    def _searched(self, name: str, target: Target, count: int) -> list[Place]:
+        """By exact search; the streams that units are added to are read once for all targets."""
+        if name not in self._searches:
+            made = self.decompositions[KIND_LEVELS[KINDS[name][0]]]
+            self._searches[name] = IncreaseSearch([(made, target)], self.norm, set(KINDS[name]))
+        search = self._searches[name].for_targets([target])
+        return [(found.groups[0], found.index) for found in search.top(count).found if found.groups[0] is not None]
 
     def _ranked(
         self, own: dict[str, Decomposition], target: Target, score: str, kinds: set[str], count: int

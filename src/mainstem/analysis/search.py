@@ -14,6 +14,7 @@ Cost: O(d_model) per unit and one product with the vocabulary per sublayer and p
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,6 +87,13 @@ class IncreaseSearch:
         owners = [slot.owner for slot in self.slots]
         self.steps = [Bases(made, target, norm, owners) for made, target in steps] if owners else []
         self.starts = torch.tensor([0, *[len(slot) for slot in self.slots]]).cumsum(0)
+
+    def for_targets(self, targets: Sequence[Target]) -> "IncreaseSearch":
+        """The same search for other targets, one for each step; the streams are not read again."""
+        other = copy(self)
+        other.__dict__.pop("_lower", None)
+        other.steps = [bases.for_target(target) for bases, target in zip(self.steps, targets, strict=False)]
+        return other
 
     @cached_property
     def _lower(self) -> list[LowerBounds]:

@@ -8,6 +8,7 @@ Cost: one product of the distinct streams with the vocabulary. Memory: streams x
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,7 +66,7 @@ class Bases:
     def __init__(self, made: Decomposition, target: Target, norm: NormConvention, owners: Sequence[Unit]) -> None:
         self.readout = made.moment.anatomy.readout
         require_linear(self.readout)
-        self.target, self.dtype = target, working_dtype(self.readout)
+        self.dtype = working_dtype(self.readout)
         self.scale = frozen_scale(self.readout, made.moment.stream) if norm == "frozen" else None
         places = entries(made)
         self.entries = {unit: places[unit] for unit in dict.fromkeys(owners)}
@@ -75,11 +76,21 @@ class Bases:
         self.read = normed(self.readout, self.x, self.scale)
         self.u = torch.cat([before_softmax(self.readout, rows.to(self.dtype)) for rows in self.read.split(CHUNK)])
         self.z = softcapped(self.readout, self.u)
-        self.log_p = log_probability(self.z, target).double()
-        device = self.x.device
-        self.own = torch.tensor(target.ids, device=device)
-        self.rivals = torch.tensor(target.against, dtype=torch.long, device=device)
         self.rounding = 16 * torch.finfo(self.dtype).eps * self.u.abs().amax(-1)
+        self._ask(target)
+
+    def _ask(self, target: Target) -> None:
+        self.target = target
+        self.log_p = log_probability(self.z, target).double()
+        self.own = torch.tensor(target.ids, device=self.x.device)
+        self.rivals = torch.tensor(target.against, dtype=torch.long, device=self.x.device)
+
+    def for_target(self, target: Target) -> "Bases":
+        """The same streams read for another target; what does not depend on it is shared."""
+        _ = self.expected, self.negentropy  # computed before copying, so that all copies have them
+        other = copy(self)
+        other._ask(target)
+        return other
 
     def row(self, owner: Unit) -> int:
         """Which of the distinct streams a sublayer reads."""

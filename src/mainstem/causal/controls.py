@@ -41,32 +41,30 @@ class Pool:
             self.by_layer[_layer(group)].append(group)
         self._norms: dict[int, Tensor] = {}
 
-    def anywhere(self, like: Sequence[Place]) -> list[Unit]:
+    def anywhere(self, like: Sequence[Place]) -> list[Place]:
         """As many units of each kind, from anywhere but the set itself."""
         return self._draw(like, lambda place: self.by_kind[place[0].kind])
 
-    def same_layers(self, like: Sequence[Place]) -> list[Unit]:
+    def same_layers(self, like: Sequence[Place]) -> list[Place]:
         """As many units of each kind in each layer."""
         return self._draw(like, lambda place: self.by_layer[_layer(place[0])])
 
-    def norm_matched(self, like: Sequence[Place]) -> list[Unit]:
+    def norm_matched(self, like: Sequence[Place]) -> list[Place]:
         """For each unit one of its kind and layer, drawn from those whose writes have the nearest norms."""
-        taken = {group.units[index] for group, index in like}
-        drawn: list[Unit] = []
+        taken = {(id(group), index) for group, index in like}
+        drawn: list[Place] = []
         for group, index in like:
-            own = float(self.norms(group)[index])
-            candidates: list[tuple[float, Unit]] = []
+            own = torch.tensor(max(float(self.norms(group)[index]), 1e-30)).log()
+            candidates: list[tuple[float, Place]] = []
             for other in self.by_layer[_layer(group)]:
-                distance = (self.norms(other).clamp_min(1e-30).log() - torch.tensor(max(own, 1e-30)).log()).abs()
+                distance = (self.norms(other).clamp_min(1e-30).log() - own).abs()
                 nearest = distance.topk(min(len(other), NEAREST + len(taken)), largest=False)
-                candidates += [
-                    (value, other.units[i])
-                    for value, i in zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True)
-                ]
-            free = [unit for _, unit in sorted(candidates, key=lambda c: c[0]) if unit not in taken][:NEAREST]
+                places = zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True)
+                candidates += [(value, (other, i)) for value, i in places if (id(other), i) not in taken]
+            free = [place for _, place in sorted(candidates, key=lambda c: c[0])[:NEAREST]]
             if free:
                 drawn.append(free[self._random(len(free))])
-                taken.add(drawn[-1])
+                taken.add((id(drawn[-1][0]), drawn[-1][1]))
         return drawn
 
     def norms(self, group: Group) -> Tensor:
@@ -77,38 +75,35 @@ class Pool:
             self._norms[id(group)] = torch.cat(found) if found else torch.zeros(0)
         return self._norms[id(group)]
 
-    def norm_of(self, units: Sequence[Unit]) -> float:
-        """The sum of the norms of what units write, those that the run has."""
-        total = 0.0
-        for unit in units:
-            for group in self.by_kind[unit.kind]:
-                if group.sublayer == unit.sublayer:
-                    total += sum(float(self.norms(group)[i]) for i in group.places(unit))
-        return total
+    def norm_of(self, places: Sequence[Place]) -> float:
+        """The sum of the norms of what units write."""
+        return sum(float(self.norms(group)[index]) for group, index in places)
 
-    def _draw(self, like: Sequence[Place], choices: Callable[[Place], list[Group]]) -> list[Unit]:
-        taken = {group.units[index] for group, index in like}
-        drawn: list[Unit] = []
+    def _draw(self, like: Sequence[Place], choices: Callable[[Place], list[Group]]) -> list[Place]:
+        taken = {(id(group), index) for group, index in like}
+        drawn: list[Place] = []
         for place in like:
             groups = choices(place)
             sizes = [len(group) for group in groups]
-            if len(taken) >= sum(sizes) + len(like):
-                continue
-            for _ in range(100):
+            for _ in range(100):  # a few fail where the set is most of its layer; then there is nothing to draw
                 number = self._random(sum(sizes))
                 which = 0
                 while number >= sizes[which]:
                     number -= sizes[which]
                     which += 1
-                unit = groups[which].units[number]
-                if unit not in taken:
-                    taken.add(unit)
-                    drawn.append(unit)
+                if (id(groups[which]), number) not in taken:
+                    taken.add((id(groups[which]), number))
+                    drawn.append((groups[which], number))
                     break
         return drawn
 
     def _random(self, size: int) -> int:
         return int(torch.randint(size, (1,), generator=self.generator))
+
+
+def units_of(places: Sequence[Place]) -> list[Unit]:
+    """The addresses of units given by their places."""
+    return [group.units[index] for group, index in places]
 
 
 def _layer(group: Group) -> tuple[str, int | None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mainstem.analysis.parts import Group
 from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
-from mainstem.causal.controls import Place, Pool
+from mainstem.causal.controls import Place, Pool, units_of
 from mainstem.causal.outcomes import NAMED, RANDOM, AblationRow, Control, Outcome, Verdict, Verification
 from mainstem.causal.reference import Reference
 from mainstem.units import Unit
@@ -59,7 +59,7 @@ def verify(question: Question) -> Verification:
     generator = torch.Generator().manual_seed(question.seed)
     pool = Pool(question.groups, generator)
     chosen = question.top(question.ids)
-    units = _units(chosen)
+    units = units_of(chosen)
     before = outcome(question.runs.clean[None], question.ids)
     rows = _methods(question, units, generator)
     zeroed = next(row.outcome for row in rows if row.name == "both" and row.method == "zero")
@@ -96,10 +96,6 @@ def outcome(logits: Tensor, ids: Sequence[int]) -> Outcome:
     return Outcome(float(own.exp().mean()), float(own.mean()), float(rank.mean()), float((1 / rank).mean()))
 
 
-def _units(places: Sequence[Place]) -> list[Unit]:
-    return [group.units[index] for group, index in places]
-
-
 def _methods(question: Question, units: Sequence[Unit], generator: torch.Generator) -> list[AblationRow]:
     attention = [unit for unit in units if unit.kind == "attention_neuron"]
     ffn = [unit for unit in units if unit.kind != "attention_neuron"]
@@ -127,18 +123,20 @@ def _replacements(question: Question, method: str, generator: torch.Generator) -
 
 
 def _controls(question: Question, pool: Pool, chosen: list[Place], before: Outcome, drop: float) -> list[Control]:
-    sets: dict[str, list[list[Unit]]] = {
+    sets: dict[str, list[list[Place]]] = {
         name: [draw(chosen) for _ in range(question.draws)]
         for name, draw in zip(RANDOM, (pool.anywhere, pool.same_layers, pool.norm_matched), strict=True)
     }
     for name, tokens in question.others.items():
-        sets[name] = [_units(question.top([token])) for token in tokens]
-    own = pool.norm_of(_units(chosen)) or 1.0
+        sets[name] = [question.top([token]) for token in tokens]
+    own = pool.norm_of(chosen) or 1.0
     out = []
     for name, draws in sets.items():
         if not draws:
             continue
-        logits = question.runs.logits([question.neurons.ablation(d, None, question.everywhere) for d in draws])
+        logits = question.runs.logits(
+            [question.neurons.ablation(units_of(d), None, question.everywhere) for d in draws]
+        )
         each = [outcome(row[None], question.ids) for row in logits]
         p = [found.probability for found in each]
         largest = max(before.log_probability - found.log_probability for found in each)
@@ -153,13 +151,13 @@ def _kept(question: Question, pool: Pool, chosen: list[Place]) -> list[AblationR
     if values is None:
         return []
     sets = {
-        "all but the top units": [_units(chosen)],
+        "all but the top units": [chosen],
         "all but random ones": [pool.same_layers(chosen) for _ in range(question.draws)],
         "all": [[]],
     }
     rows = []
     for name, draws in sets.items():
-        kept = [question.neurons.ablation(draw, None, question.everywhere) for draw in draws]
+        kept = [question.neurons.ablation(units_of(draw), None, question.everywhere) for draw in draws]
         runs: list[Ablation] = [question.neurons.all_but(one, values) for one in kept]
         found = outcome(question.runs.logits(runs), question.ids)
         rows.append(AblationRow(name, "mean", len(draws[0]), len(draws), found))

@@ -22,7 +22,7 @@ from mainstem.analysis.scores import PUBLISHED
 from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.errors import UsageError
 from mainstem.experiments.knowledge_claims import claims
-from mainstem.experiments.knowledge_runs import FFN, PromptRun, Ranks, run_prompt, shared
+from mainstem.experiments.knowledge_runs import FFN, PromptRun, Ranks, mean_outcome, run_prompt, shared
 from mainstem.experiments.outcome import Experiment, ExperimentTable, Figure
 from mainstem.experiments.prompts import Prompt, known
 from mainstem.experiments.statistics import interval
@@ -149,7 +149,7 @@ def _controls(runs: Sequence[PromptRun]) -> ExperimentTable:
         for label, pick in (("", lambda one: one.controls), (" (contrast)", lambda one: one.contrast)):
             each = [pick(one).get(name) for one in runs]
             if all(each):
-                means = [_mean(found) for found in each if found]
+                means = [mean_outcome(found) for found in each if found]
                 rows.append(_row(f"{name}{label}", means, before))
     return ExperimentTable(
         "Others zeroed instead",
@@ -207,9 +207,3 @@ def _overlap(runs: Sequence[PromptRun]) -> dict[str, dict[str, float]]:
         if all(queries):
             found["queries"][where].append(shared(*queries))
     return {name: {w: sum(v) / len(v) for w, v in own.items()} for name, own in found.items()}
-
-
-def _mean(rows: Sequence[Outcome]) -> Outcome:
-    count = len(rows)
-    columns = ((r.probability, r.log_probability, r.rank, r.reciprocal_rank) for r in rows)
-    return Outcome(*(sum(column) / count for column in zip(*columns, strict=True)))

@@ -12,7 +12,7 @@ from mainstem.analysis.ranking import rank
 from mainstem.analysis.readout import frozen_scale, logits_of
 from mainstem.analysis.scores import Scores
 from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
-from mainstem.causal.controls import Place, Pool, unrelated
+from mainstem.causal.controls import Place, Pool, units_of, unrelated
 from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.causal.verdict import outcome
 from mainstem.experiments.prompts import Prompt
@@ -97,7 +97,7 @@ def run_prompt(
             ("contrast", "increase", contrast),
         )
     }
-    taken = dict(zip(map(" ".join, chosen), after([_units(places) for places in chosen.values()]), strict=True))
+    taken = dict(zip(map(" ".join, chosen), after([units_of(places) for places in chosen.values()]), strict=True))
     generator = torch.Generator().manual_seed(model.seed)
     pool = Pool(ranker.groups(), generator)
     controls = random_sets(pool, chosen["increase", "25 + 75"], draws)
@@ -109,7 +109,7 @@ def run_prompt(
     queries = {}
     if query_units:
         first, *rest = after([query_units, *random_queries], everywhere=True)
-        queries = {"queries": first, "random": _mean(rest)}
+        queries = {"queries": first, "random": mean_outcome(rest)}
     return PromptRun(
         prompt=prompt,
         before=outcome(runs.clean[None], [prompt.id]),
@@ -122,10 +122,6 @@ def run_prompt(
         query_units=query_units,
         shares=_shares(trace, target),
     )
-
-
-def _units(places: Sequence[Place]) -> list[Unit]:
-    return [group.units[index] for group, index in places]
 
 
 def compared_units(
@@ -143,7 +139,7 @@ def compared_units(
     table = trace.scores(target, others, kinds=sorted(FFN & {g.kind for g in ranker.groups("ffn")}))
     for name in scores:
         if name in searched:
-            found[name] = _units(searched[name]())
+            found[name] = units_of(searched[name]())
         elif name in others:
             found[name] = [part.unit for part in table.top(name, COMPARED)]
         else:
@@ -188,7 +184,7 @@ def top_probability_increase(ranker: Ranker, target: Target, count: int) -> list
 def random_sets(pool: Pool, chosen: Sequence[Place], draws: int) -> dict[str, list[list[Unit]]]:
     """The random controls of the verdict."""
     made = (pool.anywhere, pool.same_layers, pool.norm_matched)
-    return {name: [draw(chosen) for _ in range(draws)] for name, draw in zip(RANDOM, made, strict=True)}
+    return {name: [units_of(draw(chosen)) for _ in range(draws)] for name, draw in zip(RANDOM, made, strict=True)}
 
 
 def named_sets(
@@ -202,7 +198,7 @@ def named_sets(
 
     def top(token: int) -> list[Unit]:
         rivals = tuple(one for one in everyone if one != token) if against else ()
-        return _units(ranker.top(Target(ids=(token,), against=rivals), SMALL, "increase"))
+        return units_of(ranker.top(Target(ids=(token,), against=rivals), SMALL, "increase"))
 
     return {name: [top(token) for token in own] for name, own in tokens.items()}
 
@@ -227,7 +223,7 @@ def query_neurons(trace: "Trace", values: Sequence[tuple[Unit, float]], target: 
 
 def _random_like(pool: Pool, units: Sequence[Unit]) -> list[Unit]:
     groups = pool.by_kind["ffn_neuron"] or pool.by_kind["expert_neuron"]
-    return pool.anywhere([(groups[0], 0)] * len(units))
+    return units_of(pool.anywhere([(groups[0], 0)] * len(units)))
 
 
 def _shares(trace: "Trace", target: Target) -> dict[str, float]:
@@ -240,7 +236,8 @@ def _shares(trace: "Trace", target: Target) -> dict[str, float]:
     return shares
 
 
-def _mean(rows: Sequence[Outcome]) -> Outcome:
+def mean_outcome(rows: Sequence[Outcome]) -> Outcome:
+    """The mean of several runs."""
     count = max(len(rows), 1)
     return Outcome(
         sum(row.probability for row in rows) / count,
