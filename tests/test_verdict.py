@@ -6,10 +6,11 @@ import zoo
 
 import mainstem
 from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
+from mainstem.causal.controls import Pool, units_of
 from mainstem.causal.outcomes import NAMED, RANDOM, Control
 from mainstem.causal.reference import observe, reference_text
 from mainstem.causal.verdict import Question, judge, verify
-from mainstem.errors import ChoiceError, UnitError, UsageError
+from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.model.discovery import discover
 from mainstem.run.inputs import base_arguments
 from mainstem.session import Model
@@ -109,6 +110,15 @@ def test_replacement_puts_the_value_in() -> None:
     assert not torch.allclose(runs.logits([means])[0], runs.clean, atol=1e-3)
 
 
+def test_experts_that_the_model_has_not_are_refused() -> None:
+    neurons = NeuronMap(discover(zoo.build("mixtral")))
+    for address in ("L0E99N1", "L0E1N99999"):
+        with pytest.raises(UnitError):
+            neurons.ablation([Unit.parse(address)])
+    with pytest.raises(LevelRefusedError):
+        neurons.ablation([Unit.write(0, "mlp")])
+
+
 @pytest.mark.parametrize("address", ["L9N0", "L0N99999", "L0H77.0", "L0H0.9999", "L0E1N1"])
 def test_units_that_the_model_has_not_are_refused(address: str) -> None:
     neurons = NeuronMap(discover(zoo.build("llama")))
@@ -125,7 +135,7 @@ def test_a_verdict_comes_out_each_way() -> None:
     assert judge(2.0, beaten) == "causal and specific"
     assert judge(2.0, [*beaten[:-1], _control(NAMED[2], 3.0, 2.0)]) == "causal"
     assert judge(2.0, [_control(RANDOM[0], 3.0, 2.0), *beaten[1:]]) == "not causal"
-    assert judge(2.0, beaten[:3]) == "causal"  # nothing to be specific against
+    assert judge(2.0, beaten[:3]) == judge(2.0, beaten[:5]) == "causal"  # nothing to be specific against
     assert judge(-0.1, [_control(name, -1.0, -0.1) for name in (*RANDOM, *NAMED)]) == "not causal"
 
 
@@ -147,6 +157,29 @@ def test_a_ranking_that_says_nothing_is_not_causal(seed: int) -> None:
     assert made.notes  # that nothing was replaced by a text's values
 
 
+def test_a_set_that_leaves_nothing_to_compare_with_is_not_causal() -> None:
+    trace = mainstem.open(zoo.build("llama")).trace(zoo.prompt(9, seed=1)[0].tolist())
+    made = trace.verify(Target(ids=(int(trace.logits().argmax()),)), {"ffn": 10_000, "attention": 10_000}, draws=2)
+    assert made.verdict == "not causal" and any("more than half" in note for note in made.notes)
+
+
+def test_controls_are_as_many_and_are_others() -> None:
+    trace = mainstem.open(zoo.build("llama")).trace(zoo.prompt(9, seed=1)[0].tolist())
+    groups = [g for g in trace.decompose("units").groups if g.kind == "ffn_neuron"]
+    pool = Pool(groups, torch.Generator().manual_seed(0))
+    chosen = [(groups[0], i) for i in range(len(groups[0]) - 3)] + [(groups[1], 2)]
+    for draw in (pool.anywhere, pool.same_layers, pool.norm_matched):
+        found = draw(chosen)
+        assert not {u for g, i in chosen for u in [g.units[i]]} & set(units_of(found))
+        assert len(set(units_of(found))) == len(found)
+    assert len(pool.same_layers(chosen)) == 4  # three of the first layer are left, and one of the second
+    matched = pool.norm_matched([(groups[1], 2)])
+    near = sorted(
+        range(len(groups[1])), key=lambda i: abs(float((pool.norms(groups[1])[i] / pool.norms(groups[1])[2]).log()))
+    )
+    assert matched[0][1] in near[1:21]
+
+
 def test_bad_requests() -> None:
     model = mainstem.open(zoo.build("llama"))
     trace = model.trace([1, 2, 3])
@@ -157,6 +190,8 @@ def test_bad_requests() -> None:
         trace.verify(target, {"ffn": 0, "attention": 0})
     with pytest.raises(UsageError):
         trace.verify(target, {"ffn": -1})
+    with pytest.raises(ChoiceError):
+        trace.verify(target, {"ffn": 1}, score="magic")
 
 
 def test_the_reference_text_is_there() -> None:

@@ -9,8 +9,8 @@ import torch
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.parts import Group
 from mainstem.analysis.ranking import KIND_LEVELS, Ranking, rank
-from mainstem.analysis.readout import NormConvention, check_norm
-from mainstem.analysis.scores import RULES
+from mainstem.analysis.readout import NormConvention
+from mainstem.analysis.scores import RULES, check_score
 from mainstem.analysis.search import IncreaseSearch
 from mainstem.causal.ablation import AblatedRuns, NeuronMap
 from mainstem.causal.controls import Place, same_type, unrelated
@@ -18,7 +18,7 @@ from mainstem.causal.outcomes import NAMED, Verification
 from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
 from mainstem.causal.verdict import Question, outcome, verify
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
-from mainstem.run.inputs import base_arguments
+from mainstem.run.inputs import base_arguments, context_length
 from mainstem.scoring import measured_levels
 from mainstem.targets import Target
 
@@ -64,11 +64,11 @@ def verify_trace(
         row: which prompt of a batch.
 
     Raises:
-        UsageError: for a padded batch, a count below 0, or nothing to take out.
+        ChoiceError, UsageError: for an unknown score or kind, a count below 0, or nothing to take out.
         LevelRefusedError: if neurons cannot be had.
     """
     counts = dict(COUNTS if counts is None else counts)
-    check_norm(norm)
+    check_score(score, norm, rivals=bool(target.against))
     _check(trace, counts, target)
     model = trace.model
     place = trace.inputs.place(position, row)
@@ -77,8 +77,12 @@ def verify_trace(
     runs = AblatedRuns(model.module, model.anatomy, ids, place, **forward)
     ranker = Ranker(trace, [name for name in counts if counts[name]], score, norm, position, row)
 
+    known: dict[tuple[int, ...], list[Place]] = {}
+
     def top(wanted: Sequence[int]) -> list[Place]:
-        return ranker.top(another(target, wanted), counts)
+        if tuple(wanted) not in known:
+            known[tuple(wanted)] = ranker.top(another(target, wanted), counts)
+        return known[tuple(wanted)]
 
     generator = torch.Generator().manual_seed(model.seed)
     question = Question(
@@ -198,7 +202,9 @@ def _reference(model: "Model") -> Reference | None:
     """What neurons do on the text that comes with the package; None without a tokenizer."""
     if model.tokenizer is None:
         return None
-    ids = model.encode(reference_text())[:LONGEST]
+    ids = model.encode(reference_text())[: min(LONGEST, context_length(model.module) or LONGEST)]
+    if len(ids) < 2:
+        return None
     device = next(model.module.parameters()).device
     return observe(model.module, model.anatomy, torch.tensor([ids], device=device), **base_arguments(model.module))
 
@@ -209,12 +215,11 @@ def _elsewhere(trace: "Trace", question: Question, chosen: Sequence[Place]) -> l
     if model.tokenizer is None:
         return []
     units = [group.units[index] for group, index in chosen]
-    own = trace.text
     rows = []
     for prompt in ELSEWHERE:
-        if prompt == own:
-            continue
         ids = torch.tensor([model.encode(prompt)], device=question.runs.ids.device)
+        if torch.equal(ids, question.runs.ids):
+            continue
         runs = AblatedRuns(model.module, model.anatomy, ids, ids.shape[1] - 1, **base_arguments(model.module))
         best = int(runs.clean.argmax())
         before = outcome(runs.clean[None], [best])

@@ -43,6 +43,8 @@ def top_alone(decomposition: Decomposition, token: int, kinds: set[str], count: 
     for group, entry in groups:
         own, mean = entry.dot(group, directions).unbind(-1)
         bounds.append(own - mean - math.log(len(weight)))
+    if not bounds:
+        return []
     flat = torch.cat(bounds)
     starts = torch.tensor([0, *[len(b) for b in bounds]]).cumsum(0)
     order, found = flat.argsort(descending=True), []

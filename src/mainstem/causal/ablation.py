@@ -27,6 +27,9 @@ from mainstem.units import Unit
 BATCH_ENTRIES = 32_000_000
 """The most logits, over all positions, that one batch may have: 128 MB in float32."""
 
+LARGEST_SLACK = 0.05
+"""How far a row of a batch may be from the same run alone, relative, however coarse the dtype."""
+
 Values = Mapping[Site, Float[Tensor, " d_in"]]
 ExpertNeuron = tuple[int, int]
 
@@ -98,6 +101,10 @@ class NeuronMap:
     def _places(self, unit: Unit) -> list[tuple[int, list[int]]]:
         indices = self._writes.get((unit.layer, unit.nth, unit.place), [])
         found = [(i, own) for i in indices if (own := _entries(self.anatomy.writes[i], unit)) is not None]
+        if unit.kind == "sublayer" and any(self.anatomy.writes[i].experts is not None for i in indices):
+            raise LevelRefusedError(
+                "A whole sublayer of experts cannot be taken out", str(unit), "experts are chosen token by token"
+            )
         if found:
             return found
         if not indices:
@@ -116,7 +123,8 @@ def _entries(write: Write, unit: Unit) -> list[int] | None:
     """The entries of what a write's matrix reads that a unit is; None if it is no part of this write."""
     whole = unit.kind == "sublayer"
     if write.experts is not None:
-        return [] if unit.kind == "expert_neuron" and not unit.shared else None
+        own = unit.kind == "expert_neuron" and not unit.shared
+        return [] if own and (unit.expert or 0) < write.n_experts and (unit.neuron or 0) < write.expert_width else None
     if write.source is None:
         return None
     if write.attention is not None:
@@ -158,14 +166,14 @@ class AblatedRuns:
 
     def logits(self, ablations: Sequence[Ablation]) -> Float[Tensor, "run d_vocab"]:
         """The logits at the destination, one row for each ablation."""
-        size = max(1, BATCH_ENTRIES // (self.ids.shape[1] * self.clean.numel()) - 1)
+        size = max(1, BATCH_ENTRIES // (self.ids.shape[1] * self.clean.numel()) - 2)
         out = []
         for start in range(0, len(ablations), size):
             chunk = list(ablations[start : start + size])
             if not self.mixes_rows:
-                rows = self._run([Ablation(), *chunk])
-                self.mixes_rows = not _alike(rows[0], self.clean)
-                found = rows[1:]
+                rows = self._run([Ablation(), *chunk, Ablation()])
+                self.mixes_rows = not (_alike(rows[0], self.clean) and _alike(rows[-1], self.clean))
+                found = rows[1:-1]
             if self.mixes_rows:
                 found = torch.cat([self._run([ablation]) for ablation in chunk])
             out.append(found)
@@ -223,6 +231,10 @@ class AblatedRuns:
             change.append(total)
 
         def tap(leaves):
+            if not change:
+                raise LevelRefusedError(
+                    "Experts' neurons cannot be taken out", str(write.unit), "their sum is seen inside its module only"
+                )
             tensor = leaves[write.site.slot]
             places = torch.arange(tensor.numel()).reshape(tensor.shape)
             order = _by_token(places, write.site, batch, positions).reshape(-1).to(tensor.device)
@@ -261,5 +273,5 @@ def _expert_written(parts, tokens: Tensor, expert: int, neuron: int) -> Tensor:
 
 def _alike(row: Tensor, alone: Tensor) -> bool:
     """To rounding: a batch may be computed by other kernels than a single row."""
-    slack = 1024 * torch.finfo(row.dtype).eps * float(alone.double().norm())
+    slack = min(1024 * torch.finfo(row.dtype).eps, LARGEST_SLACK) * float(alone.double().norm())
     return float((row.double() - alone.double()).norm()) <= slack

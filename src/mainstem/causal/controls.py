@@ -19,6 +19,7 @@ NEAREST = 20
 LIKELIEST = 300
 UNLIKELY = 1000
 CHUNK = 4096
+TRIES = 20
 
 Place = tuple[Group, int]
 """One unit: its group of parts and its place there."""
@@ -85,16 +86,22 @@ class Pool:
         for place in like:
             groups = choices(place)
             sizes = [len(group) for group in groups]
-            for _ in range(100):  # a few fail where the set is most of its layer; then there is nothing to draw
+            for _ in range(TRIES):
                 number = self._random(sum(sizes))
                 which = 0
                 while number >= sizes[which]:
                     number -= sizes[which]
                     which += 1
                 if (id(groups[which]), number) not in taken:
-                    taken.add((id(groups[which]), number))
-                    drawn.append((groups[which], number))
                     break
+            else:  # the set is most of its layer: from what is left, if anything is
+                free = [(g, i) for g in groups for i in range(len(g)) if (id(g), i) not in taken]
+                if not free:
+                    continue
+                group, number = free[self._random(len(free))]
+                which = next(i for i, g in enumerate(groups) if g is group)
+            taken.add((id(groups[which]), number))
+            drawn.append((groups[which], number))
         return drawn
 
     def _random(self, size: int) -> int:
@@ -122,7 +129,7 @@ def same_type(
         count: how many.
         text: a token's text.
     """
-    likeliest = logits.topk(min(LIKELIEST, len(logits))).indices
+    likeliest = logits.topk(min(LIKELIEST, len(logits))).indices.to(readout.unembedding.device)
     rows = readout.unembedding[likeliest].float()
     own = readout.unembedding[list(target)].float().mean(0, keepdim=True)
     order = torch.nn.functional.cosine_similarity(rows, own).argsort(descending=True)
@@ -131,9 +138,15 @@ def same_type(
 
 
 def _spelled_like(text: str, words: set[str]) -> bool:
-    """Whether one is the beginning of the other: another spelling, or a piece of it."""
+    """Whether one is another spelling of the other, or a piece of it: the same, or with the same four first letters."""
     own = text.strip().lower()
-    return not own or any(own.startswith(word[:4]) or word.startswith(own) for word in words if word)
+    if text.startswith("id:"):  # no tokenizer, so no spelling
+        return False
+    return not own or any(
+        own == word or (len(word) >= 4 and own[:4] == word[:4]) or (len(own) > 1 and word.startswith(own))
+        for word in words
+        if word
+    )
 
 
 def unrelated(logits: Tensor, target: Sequence[int], count: int, generator: torch.Generator) -> list[int]:

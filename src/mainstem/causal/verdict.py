@@ -74,7 +74,7 @@ def verify(question: Question) -> Verification:
         kept=_kept(question, pool, chosen),
         controls=controls,
         verdict=verdict,
-        notes=_notes(question, rows, before, verdict),
+        notes=_notes(question, rows, before, verdict, pool, len(units)),
     )
 
 
@@ -83,8 +83,7 @@ def judge(drop: float, controls: Sequence[Control]) -> Verdict:
     beaten = {control.name: control.beaten for control in controls}
     if not drop > 0 or not all(beaten.get(name, False) for name in RANDOM):
         return "not causal"
-    named = [beaten[name] for name in NAMED if name in beaten]
-    return "causal and specific" if named and all(named) else "causal"
+    return "causal and specific" if all(beaten.get(name, False) for name in NAMED) else "causal"
 
 
 def outcome(logits: Tensor, ids: Sequence[int]) -> Outcome:
@@ -141,7 +140,8 @@ def _controls(question: Question, pool: Pool, chosen: list[Place], before: Outco
         p = [found.probability for found in each]
         largest = max(before.log_probability - found.log_probability for found in each)
         norm = sum(pool.norm_of(draw) for draw in draws) / len(draws) / own
-        out.append(Control(name, len(draws), sum(p) / len(p), min(p), max(p), largest, norm, drop > largest))
+        whole = all(len(draw) == len(chosen) for draw in draws)  # as many as the top units, or it is no control
+        out.append(Control(name, len(draws), sum(p) / len(p), min(p), max(p), largest, norm, whole and drop > largest))
     return out
 
 
@@ -164,8 +164,14 @@ def _kept(question: Question, pool: Pool, chosen: list[Place]) -> list[AblationR
     return rows
 
 
-def _notes(question: Question, rows: Sequence[AblationRow], before: Outcome, verdict: str) -> list[str]:
+def _notes(
+    question: Question, rows: Sequence[AblationRow], before: Outcome, verdict: str, pool: Pool, count: int
+) -> list[str]:
     notes = []
+    if 2 * count > sum(len(group) for groups in pool.by_kind.values() for group in groups):
+        notes.append("the top units are more than half of all, so that there are not as many others to compare with")
+    if missing := [name for name in NAMED if not question.others.get(name)]:
+        notes.append(f"no token was found for {', '.join(missing)}, so that nothing can be called specific")
     drops = {row.method: before.log_probability - row.outcome.log_probability for row in rows if row.name == "both"}
     gentle = {method: drop for method, drop in drops.items() if method != "zero" and drop < 0.5 * drops["zero"]}
     if verdict != "not causal" and gentle:
@@ -177,7 +183,7 @@ def _notes(question: Question, rows: Sequence[AblationRow], before: Outcome, ver
     if question.reference is None:
         notes.append("no reference text could be read, so that units were zeroed only")
     if any(group.kind == "expert_neuron" for group in question.groups):
-        notes.append("experts' neurons are taken out under every method, not replaced")
+        notes.append("experts' neurons are taken out under every method, not replaced, and are kept among all others")
     if math.exp(before.log_probability) < 1e-3:
         notes.append("the target is unlikely to begin with, so that little can be taken from it")
     return notes

@@ -161,6 +161,12 @@ def explain(
     """Say who wrote a prediction, with proof."""
     o.choice("place", at, o.PLACES)
     counts = o.counts(ablate) if ablate is not None else dict(o.ABLATED) if verify else None
+    if counts is not None and negative:
+        raise UsageError(
+            "A verdict is on the units that speak for the target", "--verify --negative", "Leave out one of them."
+        )
+    if counts is None and at != "last":
+        raise UsageError("--at says where units are taken out", f"--at {at}", "Add --verify.")
     if score is not None:
         o.choice("score", score, o.SCORES)
     o.choice("norm", norm, o.NORMS)

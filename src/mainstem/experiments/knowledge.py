@@ -73,6 +73,8 @@ def run(
 def _shared_ranks(model: "Model", prompts: Sequence[Prompt]) -> dict[int, Ranks] | None:
     """Ranks of every answer in what every FFN neuron says; None where that differs from prompt to prompt."""
     made = model.trace(prompts[0].text).decompose("units")
+    if not any(group.kind in FFN for group in made.groups):
+        raise UsageError("The evaluation needs FFN neurons", model.loaded.name, "Try another model.")
     plain = all(
         group.tail.left is None and group.tail.diag is not None and bool((group.tail.diag == 1).all())
         for group in made.groups
@@ -144,13 +146,12 @@ def _taken(runs: Sequence[PromptRun]) -> ExperimentTable:
 
 def _controls(runs: Sequence[PromptRun]) -> ExperimentTable:
     rows = []
-    before = [one.before for one in runs]
     for name in (*RANDOM, *NAMED):
         for label, pick in (("", lambda one: one.controls), (" (contrast)", lambda one: one.contrast)):
-            each = [pick(one).get(name) for one in runs]
-            if all(each):
-                means = [mean_outcome(found) for found in each if found]
-                rows.append(_row(f"{name}{label}", means, before))
+            each = [(pick(one)[name], one.before) for one in runs if pick(one).get(name)]
+            if each:
+                means = [mean_outcome(found) for found, _ in each]
+                rows.append(_row(f"{name}{label}", means, [own for _, own in each]))
     return ExperimentTable(
         "Others zeroed instead",
         "as many units as 25 + 75, chosen otherwise; the mean over draws for each prompt",

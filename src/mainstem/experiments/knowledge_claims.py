@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mainstem.analysis.scores import PUBLISHED
 from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.experiments.knowledge_runs import PromptRun
-from mainstem.experiments.outcome import Claim, Finding, Interval
+from mainstem.experiments.outcome import Claim, Interval, finding
 from mainstem.experiments.statistics import difference, interval
 
 SOURCE = "Yu and Ananiadou, EMNLP 2024"
@@ -43,10 +43,6 @@ def lost(after: Sequence[Outcome], before: Sequence[Outcome]) -> list[float]:
     return [1 - a.probability / b.probability for a, b in zip(after, before, strict=True)]
 
 
-def _finding(holds: bool, partly: bool = False) -> Finding:
-    return "reproduced" if holds else "in part" if partly else "not reproduced"
-
-
 def _of(runs: Sequence[PromptRun], score: str) -> list[float]:
     return [one.compared[score].probability for one in runs]
 
@@ -57,6 +53,7 @@ def _best(runs: Sequence[PromptRun]) -> Claim:
     others = {name: difference(own, _of(runs, name)) for name in PUBLISHED if name != "increase"}
     better = [name for name, gap in others.items() if gap.low > 0]
     best = min(others, key=lambda name: interval(_of(runs, name)).mean)
+    loses = difference([one.before.probability for one in runs], own)
     clear = [name for name, gap in others.items() if gap.high < 0]
     return Claim(
         "Of the eight scores, log-probability increase finds the ten FFN neurons whose loss costs the answer most.",
@@ -66,7 +63,7 @@ def _best(runs: Sequence[PromptRun]) -> Claim:
         f"next best {best}, {percent(interval(_of(runs, best)).mean)}; clearly better than {len(clear)} of "
         f"{len(others)}" + (f"; worse than {', '.join(better)}" if better else ""),
         "the difference's interval over prompts",
-        _finding(not better),
+        finding(not better and loses.low > 0, not better),
         {name: gap.__dict__ for name, gap in others.items()},
     )
 
@@ -80,7 +77,7 @@ def _weak(runs: Sequence[PromptRun]) -> Claim:
         "norm 7.1 of 7.1 %, |coefficient| 8.6 of 7.1 %",
         "; ".join(f"{name} loses {shown(drop)}" for name, drop in drops.items()),
         "no loss",
-        _finding(all(drop.mean < 0.2 for drop in drops.values()), any(drop.mean < 0.2 for drop in drops.values())),
+        finding(all(drop.mean < 0.2 for drop in drops.values()), any(drop.mean < 0.2 for drop in drops.values())),
         {name: drop.__dict__ for name, drop in drops.items()},
     )
 
@@ -95,11 +92,11 @@ def _drops(runs: Sequence[PromptRun]) -> list[Claim]:
         out.append(
             Claim(
                 f"A few hundred neurons hold the answer: those that {name} names.",
-                f"{SOURCE}, section 5",
+                f"{SOURCE}, section 5" if name == "increase" else OURS,
                 "100 FFN + 200 attention neurons: probability -99.2 % (774M model), -99.6 % (7B model)",
                 f"100 + 200: {change(large)}; 25 + 75: {change(small)}",
                 f"random: {change(null)}",
-                _finding(small.mean >= 0.9 and large.mean >= 0.9, small.mean >= 0.5),
+                finding(small.mean >= 0.9 and large.mean >= 0.9, small.mean >= 0.5),
                 {"25 + 75": small.__dict__, "100 + 200": large.__dict__},
             )
         )
@@ -111,7 +108,8 @@ def _null(runs: Sequence[PromptRun], name: str = RANDOM[0]) -> list[float]:
     out = []
     for one in runs:
         each = lost(one.controls[name], [one.before] * len(one.controls[name]))
-        out.append(sum(each) / len(each))
+        if each:
+            out.append(sum(each) / len(each))
     return out
 
 
@@ -126,7 +124,7 @@ def _random(runs: Sequence[PromptRun]) -> Claim:
         "-0.22 % (774M model), -0.14 % (7B model)",
         f"random anywhere {change(anywhere)}; norm-matched in the same layers {change(matched)}",
         f"the top units: {change(top)}",
-        _finding(holds, anywhere.mean <= 0.05),
+        finding(holds, anywhere.mean <= 0.05),
         {"anywhere": anywhere.__dict__, "norm-matched": matched.__dict__},
     )
 
@@ -153,7 +151,7 @@ def _specific(runs: Sequence[PromptRun]) -> Claim:
         "not tested by the paper",
         f"top units {change(top)}; " + "; ".join(f"{name} {change(drop)}" for name, drop in named.items()),
         f"excess over rivals {excess.mean:.2f} nats [{excess.low:.2f}, {excess.high:.2f}]",
-        _finding(excess.low > 0, excess.mean > 0),
+        finding(excess.low > 0, excess.mean > 0),
         {"excess": excess.__dict__, **{name: drop.__dict__ for name, drop in named.items()}},
     )
 
@@ -169,7 +167,7 @@ def _contrast(runs: Sequence[PromptRun]) -> Claim:
         f"excess over rivals {contrast.mean:.2f} nats [{contrast.low:.2f}, {contrast.high:.2f}], "
         f"{gap.mean:+.2f} [{gap.low:.2f}, {gap.high:.2f}] more than the plain ranking's",
         "no difference",
-        _finding(gap.low > 0, gap.mean > 0),
+        finding(gap.low > 0, gap.mean > 0),
         {"excess": contrast.__dict__, "difference": gap.__dict__},
     )
 
@@ -186,7 +184,7 @@ def _deep(runs: Sequence[PromptRun], n_layers: int) -> Claim:
         "all value layers in the deep half",
         f"mean depth {percent(depth.mean)} of the layers [{100 * depth.low:.1f}, {100 * depth.high:.1f}]",
         "50 % for units at random",
-        _finding(depth.low > 0.6, depth.low > 0.5),
+        finding(depth.low > 0.6, depth.low > 0.5),
         depth.__dict__,
     )
 
@@ -202,7 +200,7 @@ def _queries(runs: Sequence[PromptRun]) -> Claim:
         "1,000 query neurons: probability -95 % in both models; random -1.1 %",
         f"100 query neurons: {change(named)}",
         f"random: {change(chance)}",
-        _finding(named.mean >= 0.8 and named.low > chance.high, named.low > chance.high),
+        finding(named.mean >= 0.8 and named.low > chance.high, named.low > chance.high),
         {"queries": named.__dict__, "random": chance.__dict__},
     )
 
@@ -218,7 +216,7 @@ def _shallower(runs: Sequence[PromptRun], n_layers: int) -> Claim:
         "medium layers against deep ones",
         f"mean depth {percent(interval(queries).mean)} against {percent(interval(values).mean)}",
         f"difference {percent(gap.mean)} [{100 * gap.low:.1f}, {100 * gap.high:.1f}]",
-        _finding(gap.low > 0),
+        finding(gap.low > 0),
         gap.__dict__,
     )
 
@@ -237,7 +235,7 @@ def _kinds(runs: Sequence[PromptRun]) -> Claim:
         "attention above FFN for the first three, below for number",
         f"attention minus FFN, nats: {text}",
         "signs at random: two of four",
-        _finding(len(right) == len(expected), len(right) > 2),
+        finding(len(right) == len(expected), len(right) > 2),
         means,
     )
 
@@ -253,7 +251,7 @@ def _shared(overlap: dict[str, dict[str, float]]) -> list[Claim]:
             "value neurons 27.6 % shared, query neurons 15.7 %",
             f"value neurons {percent(values['same'])}, query neurons {percent(queries['same'])}",
             f"other relations: {percent(values.get('other', 0))} and {percent(queries.get('other', 0))}",
-            _finding(
+            finding(
                 values["same"] > values.get("other", 0) and values["same"] > queries["same"],
                 values["same"] > values.get("other", 0),
             ),

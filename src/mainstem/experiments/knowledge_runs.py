@@ -222,8 +222,11 @@ def query_neurons(trace: "Trace", values: Sequence[tuple[Unit, float]], target: 
 
 
 def _random_like(pool: Pool, units: Sequence[Unit]) -> list[Unit]:
-    groups = pool.by_kind["ffn_neuron"] or pool.by_kind["expert_neuron"]
-    return units_of(pool.anywhere([(groups[0], 0)] * len(units)))
+    groups = [group for kind in sorted(FFN) for group in pool.by_kind[kind]]
+    like = [
+        (group, i) for unit in units for group in groups if group.sublayer == unit.sublayer for i in group.places(unit)
+    ]
+    return units_of(pool.anywhere(like))
 
 
 def _shares(trace: "Trace", target: Target) -> dict[str, float]:

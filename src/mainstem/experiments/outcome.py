@@ -9,6 +9,11 @@ Finding = Literal["reproduced", "not reproduced", "in part", "measured"]
 """`measured`: a number without a published one to hold it against."""
 
 
+def finding(holds: bool, partly: bool = False) -> Finding:
+    """The finding for a claim that holds, that holds in part, or that does not."""
+    return "reproduced" if holds else "in part" if partly else "not reproduced"
+
+
 @dataclass(frozen=True)
 class Claim:
     """One claim.

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mainstem.errors import TokenError, UsageError
-from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Finding
+from mainstem.errors import LevelRefusedError, TokenError, UsageError
+from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, finding
 from mainstem.explanation import Explanation, Queries, ValueRow
 from mainstem.targets import parse_token
 
@@ -48,12 +48,19 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     report("attention's and the FFNs' top units ...")
     attention = trace.explain(target=TARGET, kinds=("attention_subvalue",), top=LISTED)
     ffn = trace.explain(target=TARGET, kinds=("ffn_neuron", "expert_neuron"), top=LISTED)
+    if not attention.values or not ffn.values:
+        raise UsageError("The case needs attention subvalues and FFN neurons", model.loaded.name, "Try another model.")
     report("contrasts ...")
     contrasts = {rival: trace.explain(target=TARGET, against=rival, top=1, score="direct") for rival in (CAPITAL, city)}
     capital = [row for row in ffn.values if _says(row, "capital")]
     report("what activates them ...")
-    queries = [trace.queries(row.unit, top=QUERIES) for row in capital[:3]]
-    checks = [trace.check_queries(row.unit, CHECKED) for row in capital[:3]]
+    queries, checks = [], []
+    for row in capital[:3]:
+        try:
+            queries.append(trace.queries(row.unit, top=QUERIES))
+            checks.append(trace.check_queries(row.unit, CHECKED))
+        except LevelRefusedError as error:  # experts' neurons have no one key
+            report(f"{row.unit} is left out: {error.description}")
     report("taking the units out ...")
     verdict = trace.verify(TARGET, draws=3 if quick else 10)
     return _assemble(model, trace, attention, ffn, contrasts, city, capital, queries, checks, verdict)
@@ -123,10 +130,6 @@ def _notes(city: str, verdict: "Verification") -> list[str]:
     return notes
 
 
-def _finding(holds: bool, partly: bool = False) -> Finding:
-    return "reproduced" if holds else "in part" if partly else "not reproduced"
-
-
 def _related(attention: Explanation) -> Claim:
     best = attention.values[0]
     reads = [row for row in attention.values if (row.source or "").strip() == "France"]
@@ -138,7 +141,7 @@ def _related(attention: Explanation) -> Claim:
         f"{best.unit} reads {best.source!r}: {best.increase:+.2f} nats, promotes {', '.join(best.promotes[:3])}; "
         f"{len(says)} of the top {len(attention.values)} read ' France' and promote it",
         f"one of {len(attention.prompt['tokens'])} sources at random",
-        _finding(best in says, bool(says)),
+        finding(best in says, bool(says)),
         {"units": [row.unit for row in says]},
     )
 
@@ -151,7 +154,7 @@ def _capital(ffn: Explanation, capital: Sequence[ValueRow]) -> Claim:
         "shown by example",
         found or "none of the top FFN units promotes a word that begins with capital",
         f"of {len(ffn.values)} listed, {len(capital)} promote it",
-        _finding(bool(capital)),
+        finding(bool(capital)),
         {"units": [row.unit for row in capital]},
     )
 
@@ -178,7 +181,7 @@ def _activated(by_source: dict[str, dict[str, float]]) -> Claim:
         "shown by example",
         text or "no such FFN subvalue",
         "parts of the activation, by the source that subvalues read; parts cancel, so they may be large",
-        _finding(bool(most) and len(right) == len(most), bool(right)),
+        finding(bool(most) and len(right) == len(most), bool(right)),
         {"by_source": by_source},
     )
 
@@ -196,7 +199,7 @@ def _checked(checks: Sequence["QueryCheck"]) -> Claim:
         "claimed, not tested",
         text or "no such FFN subvalue",
         null or "none",
-        _finding(bool(checks) and all(check.holds for check in checks), any(check.holds for check in checks)),
+        finding(bool(checks) and all(check.holds for check in checks), any(check.holds for check in checks)),
         {str(check.unit): {"before": check.before, "after": check.after, "share": check.share} for check in checks},
     )
 
@@ -211,7 +214,7 @@ def _contrast(made: Explanation, rival: str, expected: str) -> Claim:
         f"{word[expected]} tells them apart",
         f"of a logit difference of {made.account['total']:+.2f}: attention {attention:+.2f}, FFN {ffn:+.2f}",
         "the two equal",
-        _finding(larger == expected),
+        finding(larger == expected and made.account.get(expected, 0.0) > 0),
         {"attention": attention, "ffn": ffn},
     )
 
@@ -225,7 +228,7 @@ def _causal(verdict: "Verification") -> Claim:
         f"probability {verdict.before.probability:.3f} to {verdict.ablated['probability']:.4f} without "
         f"{len(verdict.ablated['units'])} neurons; verdict: {verdict.verdict}",
         f"random: {random.mean:.3f} [{random.min:.3f}, {random.max:.3f}]",
-        _finding(verdict.verdict == "causal and specific", verdict.verdict == "causal"),
+        finding(verdict.verdict == "causal and specific", verdict.verdict == "causal"),
         {"verdict": verdict.verdict},
     )
 

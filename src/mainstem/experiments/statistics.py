@@ -1,5 +1,6 @@
 """Bootstrap intervals of means over prompts."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,8 +12,8 @@ DRAWS = 2000
 
 def interval(values: Sequence[float], seed: int = 0) -> Interval:
     """The mean of some values and the bootstrap interval of 95 % around it (percentile, 2,000 draws)."""
-    if not values:
-        return Interval(float("nan"), float("nan"), float("nan"))
+    if len(values) < 2:
+        return Interval(values[0] if values else math.nan, math.nan, math.nan)
     data = torch.tensor(list(values), dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     means = data[torch.randint(len(data), (DRAWS, len(data)), generator=generator)].mean(-1)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 VERDICTS = {
     "not causal": "not causal: taking the top units out does no more than taking out others does",
-    "causal": "causal, not specific: it does more than any random units do, but units named by other tokens do as much",
+    "causal": "causal, not specific: it does more than any random units do, but not more than other tokens' units do",
     "causal and specific": "causal and specific: it does more than random units and than the units of other tokens",
 }
 """The verdicts in words."""
