@@ -42,6 +42,13 @@ AXES: Mapping[str, str] = MappingProxyType(
         "unit": "units that are scored together",
         "top": "the best k of something",
         "point": "points of a quadrature",
+        "base": "distinct streams that units are added to",
+        "step": "tokens of a continuation",
+        "direction": "directions of the stream that are read together",
+        "query": "earlier units that activate one",
+        "run": "runs of one prompt, each with an edit of its own",
+        "row": "rows that are computed together, whatever they are of",
+        "entry": "numbers that a neuron is computed from: its gate, its up value",
     }
 )
 """Each word with its meaning."""

@@ -58,7 +58,7 @@ class Key:
     constant: float
     observed: float
     slack: float
-    weights: Float[Tensor, " coordinate"] | None = None
+    weights: Float[Tensor, " d_head"] | None = None
 
 
 def evaluated(moment: Moment) -> Evaluated:

@@ -45,7 +45,7 @@ class Ablation:
         everywhere: at all positions, instead of at the destination alone.
     """
 
-    entries: Mapping[Site, Int[Tensor, " chosen"]] = field(default_factory=dict)
+    entries: Mapping[Site, Int[Tensor, " neuron"]] = field(default_factory=dict)
     values: Values = field(default_factory=dict)
     experts: Mapping[int, tuple[ExpertNeuron, ...]] = field(default_factory=dict)
     everywhere: bool = False

@@ -32,8 +32,8 @@ FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 class Entries:
     """For each neuron its one or two entries: `read` says of which of the activation's reads, `column` which entry."""
 
-    read: Int[Tensor, "n_neurons count"]
-    column: Int[Tensor, "n_neurons count"]
+    read: Int[Tensor, "d_mlp entry"]
+    column: Int[Tensor, "d_mlp entry"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Activation:
     device: torch.device = torch.device("cpu")
     refusal: str | None = None
 
-    def run(self, results: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row n_neurons"]:
+    def run(self, results: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row d_mlp"]:
         """The neurons for results of the reads (float64), as many rows as were recorded."""
         assert self.program is not None
         shaped = [result.reshape(shape) for result, shape in zip(results, self.shapes, strict=True)]
@@ -133,7 +133,7 @@ class Activation:
                 return False
         return True
 
-    def of(self, neuron: int, points: Float[Tensor, "point count"]) -> Float[Tensor, " point"]:
+    def of(self, neuron: int, points: Float[Tensor, "point entry"]) -> Float[Tensor, " point"]:
         """What a neuron is for chosen values of its entries; differentiable."""
         read, column = self.entries.read[neuron].tolist(), self.entries.column[neuron].tolist()
         out = []
@@ -194,7 +194,7 @@ def first_products(value: Value) -> list[Value] | None:
     return [found[i] for i in sorted(found)]
 
 
-def ray_gradient(function, point: Float[Tensor, " count"], nodes: int = 16) -> tuple[Float[Tensor, " count"], float]:
+def ray_gradient(function, point: Float[Tensor, " entry"], nodes: int = 16) -> tuple[Float[Tensor, " entry"], float]:
     """The gradient of a function along the ray from zero to `point`, integrated, and by how much its account is off.
 
     K = integral over s in [0, 1] of grad f(s z) ds, for which K . z = f(z) - f(0). For f = act(g) u it is

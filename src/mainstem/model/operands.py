@@ -59,19 +59,19 @@ class OperandMap:
     stages: tuple[Stage, ...]
     product: Program | None
     arrange: Callable[[Tensor], Tensor]
-    received: Float[Tensor, "heads pos coordinate"]
+    received: Float[Tensor, "n_heads pos d_head"]
 
     @property
     def positions(self) -> int:
         """The number of positions of the run."""
         return self.received.shape[1]
 
-    def linear(self, rows: Float[Tensor, "pos _"]) -> Float[Tensor, "heads pos coordinate"]:
+    def linear(self, rows: Float[Tensor, "pos _"]) -> Float[Tensor, "n_heads pos d_head"]:
         """What rows of the projection's result add to what attention receives, biases of norms left out."""
         return self._run(rows.reshape(self.shape), False)
 
     @torch.no_grad()
-    def constant(self) -> Float[Tensor, "heads pos coordinate"]:
+    def constant(self) -> Float[Tensor, "n_heads pos d_head"]:
         """What the norms' biases add."""
         return self._run(torch.zeros(self.shape, dtype=torch.float64, device=self.received.device), True)
 
@@ -92,7 +92,7 @@ class OperandMap:
         return head * self.received.shape[0] // n_heads
 
     def pull_back(
-        self, direction: Float[Tensor, " coordinate"], head: int, position: int
+        self, direction: Float[Tensor, " d_head"], head: int, position: int
     ) -> tuple[Float[Tensor, " _"], float]:
         """The direction of the projection's result at `position` that has the inner product of `direction`.
 
