@@ -34,6 +34,9 @@ SOURCE = Path(mainstem.__file__).parents[1]
 DOCS = (SOURCE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
 PROMPT = "the main stem"
 
+QUICK_SCORES = ("increase", "norm", "gradient")
+"""Those that are tried with every edit."""
+
 
 # --- a tiny model with a tokenizer that splits characters into bytes --------------------------------------------
 
@@ -217,7 +220,9 @@ def test_units_are_read_and_courses_drawn(run, tmp_path):
     assert all(math.log(row["probability"]) == pytest.approx(row["log_probability"], abs=1e-5) for row in course)
 
 
-@pytest.mark.parametrize("score", options.SCORES)
+@pytest.mark.parametrize(
+    "score", [pytest.param(s, marks=() if s in QUICK_SCORES else pytest.mark.slow) for s in options.SCORES]
+)
 def test_every_score_ranks_and_is_shown(run, score, tmp_path):
     code, out, _ = run("explain", PROMPT, "--score", score, "--top", "4", "-f", "json")
     document = json.loads(out)
