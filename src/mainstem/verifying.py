@@ -13,7 +13,7 @@ from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.scores import RULES, check_score
 from mainstem.analysis.search import IncreaseSearch
 from mainstem.causal.ablation import AblatedRuns, NeuronMap
-from mainstem.causal.controls import Place, same_type, unrelated
+from mainstem.causal.controls import Place, same_type, units_of, unrelated
 from mainstem.causal.outcomes import NAMED, Verification
 from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
 from mainstem.causal.verdict import Question, outcome, verify
@@ -214,7 +214,7 @@ def _elsewhere(trace: "Trace", question: Question, chosen: Sequence[Place]) -> l
     model = trace.model
     if model.tokenizer is None:
         return []
-    units = [group.units[index] for group, index in chosen]
+    units = units_of(chosen)
     rows = []
     for prompt in ELSEWHERE:
         ids = torch.tensor([model.encode(prompt)], device=question.runs.ids.device)

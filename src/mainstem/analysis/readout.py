@@ -110,11 +110,6 @@ def log_probability(logits: Float[Tensor, "unit d_vocab"], target: Target) -> Fl
     return logits.log_softmax(-1)[:, ids].logsumexp(-1)  # several times faster than torch's logsumexp of all
 
 
-def uncapped(readout: Readout, logits: Tensor) -> Tensor:
-    """The inverse of `softcapped`."""
-    return logits if readout.softcap is None else readout.softcap * torch.atanh(logits / readout.softcap)
-
-
 @torch.no_grad()
 def _opaque_logits(readout: Readout, states: Float[Tensor, "unit d_model"]) -> Float[Tensor, "unit d_vocab"]:
     """Through the model's own recorded operations, as many rows at a time as were recorded."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mainstem.analysis.parts import Group
+from mainstem.causal.outcomes import RANDOM
 from mainstem.model.anatomy import Readout
 from mainstem.units import Unit
 
@@ -41,6 +42,11 @@ class Pool:
             self.by_kind[group.kind].append(group)
             self.by_layer[_layer(group)].append(group)
         self._norms: dict[int, Tensor] = {}
+
+    def random_sets(self, like: Sequence[Place], draws: int) -> dict[str, list[list[Place]]]:
+        """The random controls of a set, each drawn several times."""
+        made = (self.anywhere, self.same_layers, self.norm_matched)
+        return {name: [draw(like) for _ in range(draws)] for name, draw in zip(RANDOM, made, strict=True)}
 
     def anywhere(self, like: Sequence[Place]) -> list[Place]:
         """As many units of each kind, from anywhere but the set itself."""

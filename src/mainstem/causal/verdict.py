@@ -122,10 +122,7 @@ def _replacements(question: Question, method: str, generator: torch.Generator) -
 
 
 def _controls(question: Question, pool: Pool, chosen: list[Place], before: Outcome, drop: float) -> list[Control]:
-    sets: dict[str, list[list[Place]]] = {
-        name: [draw(chosen) for _ in range(question.draws)]
-        for name, draw in zip(RANDOM, (pool.anywhere, pool.same_layers, pool.norm_matched), strict=True)
-    }
+    sets = pool.random_sets(chosen, question.draws)
     for name, tokens in question.others.items():
         sets[name] = [question.top([token]) for token in tokens]
     own = pool.norm_of(chosen) or 1.0

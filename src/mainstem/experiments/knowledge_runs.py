@@ -13,20 +13,20 @@ from mainstem.analysis.readout import frozen_scale, logits_of
 from mainstem.analysis.scores import Scores
 from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
 from mainstem.causal.controls import Place, Pool, units_of, unrelated
-from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
+from mainstem.causal.outcomes import NAMED, Outcome
 from mainstem.causal.verdict import outcome
 from mainstem.experiments.prompts import Prompt
 from mainstem.run.inputs import base_arguments
 from mainstem.targets import Target
 from mainstem.units import Unit
-from mainstem.verifying import Ranker
+from mainstem.verifying import COUNTS, KINDS, Ranker, another
 
 if TYPE_CHECKING:
     from mainstem.session import Model, Trace
 
-FFN = {"ffn_neuron", "expert_neuron"}
+FFN = set(KINDS["ffn"])
 COMPARED = 10
-SIZES = {"25 + 75": {"ffn": 25, "attention": 75}, "100 + 200": {"ffn": 100, "attention": 200}}
+SIZES = {"25 + 75": COUNTS, "100 + 200": {"ffn": 100, "attention": 200}}
 SMALL = SIZES["25 + 75"]
 QUERIES = 100
 VALUES = 30
@@ -100,9 +100,9 @@ def run_prompt(
     taken = dict(zip(map(" ".join, chosen), after([units_of(places) for places in chosen.values()]), strict=True))
     generator = torch.Generator().manual_seed(model.seed)
     pool = Pool(ranker.groups(), generator)
-    controls = random_sets(pool, chosen["increase", "25 + 75"], draws)
-    controls |= named_sets(ranker, runs.clean, prompt, (), rivals, generator)
-    against = named_sets(ranker, runs.clean, prompt, prompt.kind, rivals, generator)
+    controls = pool.random_sets(chosen["increase", "25 + 75"], draws)
+    controls |= named_sets(ranker, runs.clean, prompt, target, rivals, generator)
+    against = named_sets(ranker, runs.clean, prompt, contrast, rivals, generator)
     values = increases_of(ranker, target)
     query_units = query_neurons(trace, values, target)
     random_queries = [_random_like(pool, query_units) for _ in range(draws)] if query_units else []
@@ -115,8 +115,8 @@ def run_prompt(
         before=outcome(runs.clean[None], [prompt.id]),
         compared=compared,
         taken=taken,
-        controls={name: after(sets) for name, sets in controls.items()},
-        contrast={name: after(sets) for name, sets in against.items()},
+        controls={name: after(list(map(units_of, sets))) for name, sets in controls.items()},
+        contrast={name: after(list(map(units_of, sets))) for name, sets in against.items()},
         queries=queries,
         values=values,
         query_units=query_units,
@@ -181,26 +181,17 @@ def top_probability_increase(ranker: Ranker, target: Target, count: int) -> list
     return [place for _, _, place in sorted(found, key=lambda row: row[:2])[:count]]
 
 
-def random_sets(pool: Pool, chosen: Sequence[Place], draws: int) -> dict[str, list[list[Unit]]]:
-    """The random controls of the verdict."""
-    made = (pool.anywhere, pool.same_layers, pool.norm_matched)
-    return {name: [units_of(draw(chosen)) for _ in range(draws)] for name, draw in zip(RANDOM, made, strict=True)}
-
-
 def named_sets(
-    ranker: Ranker, logits: torch.Tensor, prompt: Prompt, against: Sequence[int], count: int, generator
-) -> dict[str, list[list[Unit]]]:
+    ranker: Ranker, logits: torch.Tensor, prompt: Prompt, target: Target, count: int, generator
+) -> dict[str, list[list[Place]]]:
     """The top units of unrelated tokens, of the likeliest rivals of the answer's kind, and of the runner-up."""
     by_likelihood = sorted(prompt.kind, key=lambda token: -float(logits[token]))[:count]
     runner = next(token for token in logits.argsort(descending=True).tolist() if token != prompt.id)
     tokens = dict(zip(NAMED, (unrelated(logits, [prompt.id], count, generator), by_likelihood, [runner]), strict=True))
-    everyone = (*against, prompt.id)
-
-    def top(token: int) -> list[Unit]:
-        rivals = tuple(one for one in everyone if one != token) if against else ()
-        return units_of(ranker.top(Target(ids=(token,), against=rivals), SMALL, "increase"))
-
-    return {name: [top(token) for token in own] for name, own in tokens.items()}
+    return {
+        name: [ranker.top(another(target, (token,)), SMALL, "increase") for token in own]
+        for name, own in tokens.items()
+    }
 
 
 def increases_of(ranker: Ranker, target: Target) -> list[tuple[Unit, float]]:
