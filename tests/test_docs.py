@@ -13,7 +13,8 @@ from mainstem.analysis import warnings
 from mainstem.analysis.decompose import LEVELS
 from mainstem.analysis.readout import NORMS
 from mainstem.analysis.scores import RANKINGS
-from mainstem.session import Model, Trace
+from mainstem.session import Model
+from mainstem.tracing import Trace
 from mainstem.units import UNIT_KINDS
 
 ROOT = Path(__file__).parents[1]

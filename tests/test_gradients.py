@@ -18,8 +18,8 @@ from mainstem.causal.gradients import Differentiator, adding
 from mainstem.run.capture import capture
 from mainstem.run.inputs import base_arguments
 from mainstem.run.moment import moment
-from mainstem.session import Trace
 from mainstem.targets import Target
+from mainstem.tracing import Trace
 
 EVERYWHERE = [
     *(name for name in handmade.ALL if name != "two_streams"),

@@ -15,8 +15,8 @@ from mainstem.analysis.attribution import Attribution, attribute
 from mainstem.analysis.decompose import LEVELS, Decomposition
 from mainstem.analysis.increase import increases
 from mainstem.analysis.recomputed import direct_recomputed
-from mainstem.session import Trace
 from mainstem.targets import Target
+from mainstem.tracing import Trace
 from mainstem.units import Unit
 
 NAMES = [

@@ -17,7 +17,7 @@ from mainstem.analysis.decompose import decompose
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.discovery import discover
 from mainstem.run.moment import Moment
-from mainstem.session import Trace
+from mainstem.tracing import Trace
 
 LENGTH = 9
 

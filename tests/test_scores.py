@@ -18,8 +18,8 @@ from mainstem.analysis.parts import Group
 from mainstem.analysis.scores import PUBLISHED, RANKINGS, RULES, chosen_groups, require_finite, score_all
 from mainstem.errors import ChoiceError, MainstemError, NotFiniteError, UsageError
 from mainstem.report.explain_text import SIZES
-from mainstem.session import Trace
 from mainstem.targets import Target
+from mainstem.tracing import Trace
 from mainstem.units import Unit
 
 FINAL = {

@@ -20,8 +20,8 @@ from mainstem.analysis.bases import entries
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.readout import frozen_scale, normed, softcapped
 from mainstem.analysis.search import SLACK, IncreaseSearch, Search
-from mainstem.session import Trace
 from mainstem.targets import Target
+from mainstem.tracing import Trace
 from mainstem.units import Unit
 
 TOLERANCE = 1e-4

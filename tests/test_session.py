@@ -246,7 +246,7 @@ def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) 
 @some(["llama", "gpt2", "gemma2", "in_place"])
 def test_a_padded_batch_gives_each_row_what_it_gets_alone(name: str, lengths: list[int], seed: int) -> None:
     from mainstem.run.inputs import make_inputs
-    from mainstem.session import Trace
+    from mainstem.tracing import Trace
 
     model = opened(name)
     rows = [ids_of(length, seed + place) for place, length in enumerate(lengths)]

@@ -16,8 +16,9 @@ from mainstem.analysis.attribution import attribute
 from mainstem.analysis.search import SLACK, IncreaseSearch
 from mainstem.analysis.steps import step_targets
 from mainstem.errors import TargetError, TokenError, UsageError
-from mainstem.session import Model, Trace
+from mainstem.session import Model
 from mainstem.targets import Target
+from mainstem.tracing import Trace
 
 KINDS = frozenset({"attention_subvalue", "ffn_neuron", "expert_neuron"})
 QUICK = {"llama", "mixtral"}

@@ -13,7 +13,8 @@ from mainstem.analysis.bases import entries
 from mainstem.analysis.readout import before_softmax, frozen_scale, normed
 from mainstem.analysis.unit_tokens import alone, centred_logits, spread
 from mainstem.errors import LevelRefusedError, UnitError, UsageError
-from mainstem.session import Model, Trace
+from mainstem.session import Model
+from mainstem.tracing import Trace
 from mainstem.unit_reading import UnitReader
 from mainstem.units import Unit
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mainstem.errors import MainstemError
-    from mainstem.session import Model, Trace, open
+    from mainstem.session import Model, open
     from mainstem.targets import Target
+    from mainstem.tracing import Trace
     from mainstem.units import Unit
 
 __version__ = "0.1.0"
@@ -22,7 +23,7 @@ _HOME = {
     "MainstemError": "mainstem.errors",
     "Model": "mainstem.session",
     "Target": "mainstem.targets",
-    "Trace": "mainstem.session",
+    "Trace": "mainstem.tracing",
     "Unit": "mainstem.units",
     "open": "mainstem.session",
 }

@@ -28,7 +28,7 @@ from mainstem.targets import Target
 from mainstem.verifying import verify_trace
 
 if TYPE_CHECKING:
-    from mainstem.session import Trace
+    from mainstem.tracing import Trace
 
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 FAR = 1000

@@ -14,7 +14,7 @@ from mainstem.errors import TargetError
 from mainstem.targets import Target, check_token_id
 
 if TYPE_CHECKING:
-    from mainstem.session import Trace
+    from mainstem.tracing import Trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from mainstem.unit_reading import UnitReader
 
 if TYPE_CHECKING:
     from mainstem.analysis.decompose import Decomposition
-    from mainstem.session import Trace
+    from mainstem.tracing import Trace
 
 
 def read_lens(

@@ -16,7 +16,7 @@ from mainstem.run.inputs import base_arguments
 from mainstem.targets import Target
 
 if TYPE_CHECKING:
-    from mainstem.session import Trace
+    from mainstem.tracing import Trace
 
 GAP = 0.05
 """From this gap on, in nats or as a part of the layer's change, a note says that a layer does not add up."""

@@ -6,49 +6,32 @@
     >>> trace.decompose("heads").certificate.holds
     True
 
-A `Model` holds a module that is never changed and its anatomy, found at first use; a `Trace` holds one run. Everything
-else is in the layers below, which this module only calls.
+A `Model` holds a module that is never changed and its anatomy, found at first use; a `Trace` (see `mainstem.tracing`)
+holds one run. Everything else is in the layers below, which this module only calls.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 import mainstem
-from mainstem.analysis.attribution import Attribution, Score, attribute
-from mainstem.analysis.certificate import Check, certify, check_reads, stream_errors
-from mainstem.analysis.decompose import Decomposition, Level, decompose
-from mainstem.analysis.lens import Lens, lens
-from mainstem.analysis.readout import NormConvention
-from mainstem.analysis.scores import Scores
-from mainstem.analysis.unit_tokens import DIRECTIONS
+from mainstem.analysis.certificate import Check
 from mainstem.causal.labels import check_labels
-from mainstem.causal.outcomes import Verification
-from mainstem.causal.query_check import QueryCheck
 from mainstem.errors import PromptError, TargetError
-from mainstem.explaining import explain
-from mainstem.explanation import Explanation, Provenance, Queries, QueryTotals
+from mainstem.explanation import Explanation, Provenance
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
-from mainstem.querying import check, queries, totals
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
-from mainstem.run.trace import RunTrace
-from mainstem.scoring import scores
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
-from mainstem.unit_description import Sigmoid, UnitReading
-from mainstem.unit_reading import UnitReader
-from mainstem.units import Unit
-from mainstem.verifying import verify_trace
+from mainstem.tracing import Trace
 
 Prompt = str | Sequence[int]
 LABEL_POSITIONS = 7
@@ -126,7 +109,7 @@ class Model:
         """A token as text; `id:7042` if the model came without a tokenizer."""
         return token_text(self.tokenizer, token)
 
-    def trace(self, prompt: Prompt | Sequence[str], positions: Sequence[int] = (-1,), chat: bool = False) -> "Trace":
+    def trace(self, prompt: Prompt | Sequence[str], positions: Sequence[int] = (-1,), chat: bool = False) -> Trace:
         """Runs the model on a prompt (text or token ids), or on several texts as one left-padded batch.
 
         Args:
@@ -246,128 +229,3 @@ class Model:
             seed=self.seed,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-
-
-class Trace:
-    """One run of a model on a prompt or a batch of prompts."""
-
-    def __init__(
-        self, model: Model, inputs: Inputs, positions: Sequence[int], chat: bool = False, text: str | None = None
-    ) -> None:
-        self.model, self.inputs, self.chat, self.text = model, inputs, chat, text
-        self.run = RunTrace(model.module, model.anatomy, inputs, positions)
-
-    def ids(self, row: int = 0) -> list[int]:
-        """The token ids of one prompt, without padding."""
-        return self.inputs.ids[row, self.inputs.padding[row] :].tolist()
-
-    def tokens(self, row: int = 0) -> list[str]:
-        """The tokens of one prompt as text."""
-        return [self.model.token(token) for token in self.ids(row)]
-
-    def decompose(self, level: Level = "sublayers", position: int = -1, row: int = 0) -> Decomposition:
-        """The stream at one destination as a sum of parts, with its sum certificate.
-
-        Args:
-            level: sublayers, heads, subvalues, attention_neurons, neurons, or units (subvalues and neurons).
-            position: the destination, negative from the end.
-            row: which prompt of a batch.
-
-        Raises:
-            LevelRefusedError: if a sublayer cannot be split so.
-            CertificateError: if the parts are not what the model computed; names the first layer and part.
-        """
-        made = decompose(self.run.moment(position, row), level)
-        certificate = certify(made)
-        certificate.require()
-        return replace(made, certificate=certificate)
-
-    def reads(self, position: int = -1, row: int = 0) -> Check:
-        """The reads certificate at one destination."""
-        return check_reads(decompose(self.run.moment(position, row), "sublayers"))
-
-    def stream_errors(self, row: int = 0) -> Float[Tensor, " pos"]:
-        """The relative error of the sum of all writes at every position."""
-        captured, padding = self.run.first, self.inputs.padding[row]
-        writes = [write[row, padding:] for write in captured.writes]
-        gates = {gate: value[row, padding:] for gate, value in captured.gates.items()}
-        return stream_errors(self.model.anatomy, writes, gates, captured.stream[row, padding:])
-
-    def logits(self, position: int = -1, row: int = 0) -> Float[Tensor, " d_vocab"]:
-        """The model's own logits at one destination."""
-        return self.run.moment(position, row).logits
-
-    def attribute(
-        self, target: Target, level: Level = "units", score: Score = "direct", position: int = -1, row: int = 0
-    ) -> Attribution:
-        """Every part's share of a target under a linear score (`direct` or `additive`), frozen norm."""
-        return attribute(self.decompose(level, position, row), target, score)
-
-    def scores(self, target: Target, names: Sequence[str], **options: Any) -> Scores:
-        """Several scores of every unit; see `mainstem.scoring.scores` for the options."""
-        return scores(self, target, names, **options)
-
-    def lens(self, position: int = -1, row: int = 0, norm: NormConvention = "recompute") -> Lens:
-        """The logit lens after every addition to the stream."""
-        return lens(decompose(self.run.moment(position, row), "sublayers"), norm)
-
-    def explain(self, **options: Any) -> Explanation:
-        """Who wrote a prediction; see `mainstem.explaining.explain` for the options."""
-        return explain(self, **options)
-
-    def verify(self, target: Target | str, counts: Mapping[str, int] | None = None, **options: Any) -> Verification:
-        """A causal verdict on the units that a score names; see `mainstem.verifying.verify_trace` for the options."""
-        wanted = self.model.target(target) if isinstance(target, str) else target
-        return verify_trace(self, wanted, counts, **options)
-
-    def unit_tokens(
-        self, unit: Unit | str, top: int = 10, position: int = -1, row: int = 0, directions: int = DIRECTIONS
-    ) -> UnitReading:
-        """The tokens that a unit promotes and suppresses, beside what random directions of its norm would.
-
-        Logits are centred, under the frozen norm, and the coefficient's sign is in them.
-
-        Args:
-            unit: an address of any level, such as L24N1005, L23H4@3, L5.mlp or embed.
-            top: how many tokens to list on each side.
-            position: the destination, negative from the end.
-            row: which prompt of a batch.
-            directions: how many random directions to draw, by the model's seed.
-
-        Raises:
-            UnitError: if there is no such unit; says which there are.
-            LevelRefusedError: if its sublayer cannot be split so, or the readout is not a norm and an unembedding.
-        """
-        return UnitReader(self, top, position, row, directions).read(unit)
-
-    def token_sigmoid(self, unit: Unit | str, token: str, position: int = -1, row: int = 0) -> Sigmoid:
-        """A token's probability as the unit's before-softmax value on it grows from 0, and where the unit takes it.
-
-        Raises:
-            UnitError, TokenError: if there is no such unit or token.
-            LevelRefusedError: if logits are capped or not linear after the norm, so that no sigmoid follows.
-        """
-        reader = UnitReader(self, position=position, row=row)
-        return reader.sigmoid(reader.part(unit), self.model.target(token).token_id)
-
-    def queries(self, unit: Unit | str, level: Level = "units", **options: Any) -> Queries:
-        """Which earlier units activate a value unit; see `mainstem.querying.queries` for the options."""
-        return queries(self, unit, level, **options)
-
-    def query_totals(
-        self, values: Sequence[tuple[Unit | str, float]], over: str = "layers", **options: Any
-    ) -> QueryTotals:
-        """Query layers, heads or neurons over several value units; see `mainstem.querying.totals`."""
-        return totals(self, values, over, **options)
-
-    def check_queries(self, unit: Unit | str, count: int = 10, **options: Any) -> QueryCheck:
-        """Takes the first `count` queries of a value unit away in a real run; see `mainstem.querying.check`."""
-        return check(self, unit, count, **options)
-
-    def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
-        """What a sublayer wrote at every position, before post-norms and multipliers."""
-        return self.run.write(unit, row)
-
-    def __getitem__(self, name: str) -> Float[Tensor, "pos d_model"]:
-        """A whole tensor by hook-style name (`blocks.5.hook_resid_post`) or sublayer address."""
-        return self.run[name]

@@ -23,7 +23,8 @@ from mainstem.run.capture import Captured
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
-    from mainstem.session import Model, Trace
+    from mainstem.session import Model
+    from mainstem.tracing import Trace
 
 STREAM = ["batch", "pos", "d_model"]
 MATRICES = {"query": "W_Q", "key": "W_K", "value": "W_V", "gate": "W_gate", "up": "W_in", "router": "W_router",

@@ -9,7 +9,7 @@ from torch import Tensor
 from mainstem.targets import Target
 
 if TYPE_CHECKING:
-    from mainstem.session import Trace
+    from mainstem.tracing import Trace
 
 
 def chosen_target(

@@ -22,7 +22,7 @@ from mainstem.unit_description import Null, Sigmoid, TokenLogit, UnitReading
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
-    from mainstem.session import Trace
+    from mainstem.tracing import Trace
 
 LEVEL_OF = {
     "embedding": "sublayers",

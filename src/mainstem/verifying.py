@@ -23,7 +23,8 @@ from mainstem.scoring import measured_levels
 from mainstem.targets import Target
 
 if TYPE_CHECKING:
-    from mainstem.session import Model, Trace
+    from mainstem.session import Model
+    from mainstem.tracing import Trace
 
 COUNTS = {"ffn": 25, "attention": 75}
 """How many neurons of each kind are taken out by default: 0.16 % of the default model's."""

@@ -22,7 +22,8 @@ from mainstem.units import Unit
 from mainstem.verifying import COUNTS, KINDS, Ranker, another
 
 if TYPE_CHECKING:
-    from mainstem.session import Model, Trace
+    from mainstem.session import Model
+    from mainstem.tracing import Trace
 
 FFN = set(KINDS["ffn"])
 COMPARED = 10

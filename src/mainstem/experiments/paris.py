@@ -18,7 +18,8 @@ from mainstem.targets import parse_token
 if TYPE_CHECKING:
     from mainstem.causal.outcomes import Verification
     from mainstem.causal.query_check import QueryCheck
-    from mainstem.session import Model, Trace
+    from mainstem.session import Model
+    from mainstem.tracing import Trace
 
 PROMPT = "The capital of France is"
 TARGET = " Paris"
