@@ -242,6 +242,7 @@ class Anatomy:
     graph: StreamGraph
     write_nodes: tuple[int, ...]
     spine: tuple[int, ...]
+    spine_sites: tuple[Site, ...]
     owners: tuple[Unit | None, ...]
     readout: Readout
     sizes: Sizes

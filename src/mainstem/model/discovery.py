@@ -75,7 +75,8 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
     owners = tuple(units[i] if i >= 0 else None for i in latest)
     spine = spine_of(graph, latest)
     tensors = {node: value for value, node in ((v, node_of[v.id]) for v in graph_values)}
-    blocks = blocks_of(graph, spine, latest, labelled, {n: finder.site(tensors[n]) for n in spine})
+    spine_sites = tuple(finder.site(tensors[n], whole=True) for n in spine)
+    blocks = blocks_of(graph, spine, latest, labelled, dict(zip(spine, spine_sites, strict=True)))
     readout = find_readout(root, head_input, product, end, finder, positions)
     return Anatomy(
         writes=tuple(writes),
@@ -84,6 +85,7 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
         graph=graph,
         write_nodes=tuple(node_of[leaf.id] for leaf in leaves),
         spine=spine,
+        spine_sites=spine_sites,
         owners=owners,
         readout=readout,
         sizes=_sizes(labelled.writes, len(blocks), walk.width, logits.shape[-1], labelled, reads.query_width),

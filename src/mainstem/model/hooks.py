@@ -10,10 +10,11 @@ Limits: a module that is compiled or exported shows its boundary only.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -122,23 +123,60 @@ class _FunctionTaps(TorchFunctionMode):
 
 
 class _ModuleTaps:
-    """The taps of one module: its hooks, and the function mode that its calls switch on."""
+    """All taps of one module, whoever asked for them: its hooks, and the function mode that its calls switch on.
 
-    def __init__(self, taps: list[tuple[Site, Tap]]) -> None:
+    There is one at a time for a module, so that a value goes through taps in the order in which they were asked for,
+    also where the contexts are nested.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.users = 0
         self.calls = 0
         self.nested = 0
         self.open: list[tuple[int, _FunctionTaps | None]] = []
         self.boundary: dict[tuple[str, int], list[Tap]] = defaultdict(list)
         self.inside: dict[int, dict[tuple[str, str, int], list[Tap]]] = defaultdict(lambda: defaultdict(list))
-        for site, tap in taps:
-            if site.function:
-                self.inside[site.call][(site.where, site.function, site.ordinal)].append(tap)
-            else:
-                self.boundary[(site.where, site.call)].append(tap)
+        self.handles: list[Any] = [
+            module.register_forward_pre_hook(self.before, with_kwargs=True),
+            module.register_forward_hook(self.after, always_call=True),
+        ]
+        self.watches_inside = False
+
+    def taps_at(self, site: Site) -> list[Tap]:
+        """The list of the taps at a site of this module."""
+        if not site.function:
+            return self.boundary[(site.where, site.call)]
+        if not self.watches_inside:
+            self.watches_inside = True
+            for inner in self.module.modules():
+                if inner is not self.module:
+                    self.handles.append(inner.register_forward_pre_hook(self.enter_nested))
+                    self.handles.append(inner.register_forward_hook(self.leave_nested, always_call=True))
+        return self.inside[site.call][(site.where, site.function, site.ordinal)]
+
+    def restart(self) -> None:
+        """A new forward pass begins: calls count from 0."""
+        self.close_modes()
+        self.calls = self.nested = 0
+
+    def close(self) -> None:
+        """Removes every hook."""
+        self.close_modes()
+        for handle in self.handles:
+            handle.remove()
+
+    def close_modes(self) -> None:
+        """Leaves the modes of calls that died between their two hooks."""
+        while self.open:
+            _, mode = self.open.pop()
+            if mode is not None:
+                mode.__exit__(None, None, None)
 
     def before(self, module, args, kwargs):
         call, self.calls = self.calls, self.calls + 1
-        mode = _FunctionTaps(self, self.inside[call]) if call in self.inside else None
+        inside = {key: taps for key, taps in self.inside[call].items() if taps} if call in self.inside else None
+        mode = _FunctionTaps(self, inside) if inside else None
         self.open.append((call, mode))
         taps = self.boundary.get(("input", call))
         new = _apply(taps, (args, kwargs)) if taps else None
@@ -162,48 +200,74 @@ class _ModuleTaps:
         return _apply(taps, output) if taps and output is not None else None
 
 
+_tapped: "WeakKeyDictionary[torch.nn.Module, _ModuleTaps]" = WeakKeyDictionary()
+"""The modules that have taps now."""
+
+
 @contextmanager
-def tapped(model: torch.nn.Module, taps: list[tuple[Site, Tap]]) -> Iterator[None]:
+def tapped(model: torch.nn.Module, taps: Sequence[tuple[Site, Tap]]) -> Iterator[None]:
     """Runs inside see every tap fire at its site; on leaving, also after an error, no hook is left behind.
+
+    Taps of an outer context fire before those of an inner one. Calls of modules and functions are counted within one
+    forward pass of `model`, so a context may hold many passes.
 
     Cost: one hook pair for each module named by a site.
     """
     modules = dict(model.named_modules())
-    by_module: dict[str, list[tuple[Site, Tap]]] = defaultdict(list)
+    by_path: dict[str, list[tuple[Site, Tap]]] = defaultdict(list)
     for site, tap in taps:
-        by_module[site.path].append((site, tap))
+        by_path[site.path].append((site, tap))
     with ExitStack() as stack:
-        for path, own in by_module.items():
-            handler = _ModuleTaps(own)
-            module = modules[path]
-            stack.callback(_close_modes, handler)
-            stack.callback(module.register_forward_pre_hook(handler.before, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(handler.after, always_call=True).remove)
-            for inner in module.modules() if handler.inside else ():
-                if inner is not module:
-                    stack.callback(inner.register_forward_pre_hook(handler.enter_nested).remove)
-                    stack.callback(inner.register_forward_hook(handler.leave_nested, always_call=True).remove)
+        handlers = [stack.enter_context(_taps_of(modules[path], own)) for path, own in by_path.items()]
+
+        def restart(module, args) -> None:
+            for handler in handlers:
+                handler.restart()
+
+        if handlers:  # before the model's own taps, so that its first call is counted
+            stack.callback(model.register_forward_pre_hook(restart, prepend=True).remove)
         yield
 
 
-def _close_modes(handler: _ModuleTaps) -> None:
-    while handler.open:  # a run that died between the two hooks
-        _, mode = handler.open.pop()
-        if mode is not None:
-            mode.__exit__(None, None, None)
+@contextmanager
+def _taps_of(module: torch.nn.Module, taps: list[tuple[Site, Tap]]) -> Iterator[_ModuleTaps]:
+    """One module's taps; its hooks are shared with other contexts that are open."""
+    handler = _tapped.get(module)
+    if handler is None:
+        handler = _tapped[module] = _ModuleTaps(module)
+    handler.users += 1
+    added = [(handler.taps_at(site), tap) for site, tap in taps]
+    for own, tap in added:
+        own.append(tap)
+    try:
+        yield handler
+    finally:
+        for own, tap in added:
+            own.remove(tap)
+        handler.users -= 1
+        if not handler.users:
+            handler.close()
+            _tapped.pop(module, None)
 
 
 @contextmanager
 def around_call(
     model: torch.nn.Module, path: str, call: int, enter: Callable[[Any], None], leave: Callable[[Any], None]
 ) -> Iterator[None]:
-    """Calls `enter(inputs)` before and `leave(outputs)` after call number `call` of one module; None: it failed."""
+    """Calls `enter(inputs)` before and `leave(outputs)` after call number `call` of one module; None: it failed.
+
+    Calls are counted within one forward pass of `model`.
+    """
     module = dict(model.named_modules())[path]
-    count = iter(range(1 << 62))
     running: list[bool] = []
+    calls = Counter[str]()
+
+    def restart(module, args) -> None:
+        calls.clear()
 
     def before(module, args, kwargs):
-        running.append(next(count) == call)
+        running.append(calls[path] == call)
+        calls[path] += 1
         if running[-1]:
             enter((args, kwargs))
 
@@ -214,6 +278,7 @@ def around_call(
     with ExitStack() as stack:
         stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         stack.callback(module.register_forward_hook(after, always_call=True).remove)
+        stack.callback(model.register_forward_pre_hook(restart, prepend=True).remove)
         yield
 
 
