@@ -155,7 +155,8 @@ class Read:
     """One matrix that reads the stream.
 
     `node` of the stream graph is what it reads, after its norm; `roles` say what for (query, key, value, gate, up,
-    router, output_gate, input); `site` is where the result can be seen, and `norm` the norm it is read through.
+    router, output_gate, input); `input_site` is where this product alone receives it, `site` where the result can be
+    seen, and `norm` the norm it is read through.
     `head_norm` is the norm of queries or keys between the matrix and attention, over as many of its rows as its gain
     has entries in the last axis; a gain of two axes is each head's own. `axis` is where the result has its positions,
     if not in front.
@@ -171,6 +172,7 @@ class Read:
     module: str
     site: Site
     dtype: torch.dtype
+    input_site: Site
     head_norm: Norm | None = None
     axis: int | None = None
 

@@ -76,11 +76,12 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
     spine = spine_of(graph, latest)
     tensors = {node: value for value, node in ((v, node_of[v.id]) for v in graph_values)}
     spine_sites = tuple(finder.site(tensors[n], whole=True) for n in spine)
-    blocks = blocks_of(graph, spine, latest, labelled, dict(zip(spine, spine_sites, strict=True)))
+    made = reads.finish(node_of)
+    blocks = blocks_of(spine, graph, latest, labelled, made, dict(zip(spine, spine_sites, strict=True)))
     readout = find_readout(root, head_input, product, end, finder, positions)
     return Anatomy(
         writes=tuple(writes),
-        reads=tuple(reads.finish(node_of)),
+        reads=tuple(made),
         blocks=blocks,
         graph=graph,
         write_nodes=tuple(node_of[leaf.id] for leaf in leaves),

@@ -286,6 +286,7 @@ def _read(
         module=value.call.frame.path if value.call.frame is not None else "",
         site=finder.site(value),
         dtype=value.tensor.dtype,
+        input_site=finder.arguments(value.call, source),
         head_norm=None if operand is None or roles.roles[value.id] == ["value"] else head_norm(operand, value),
         axis=axis if axis is not None and any(size != 1 for size in value.shape[:axis]) else None,
     )

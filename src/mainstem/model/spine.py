@@ -1,8 +1,8 @@
 """The stream in the order of time: its states after each addition, and the blocks that they run through."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from mainstem.model.anatomy import Block
+from mainstem.model.anatomy import Block, Read
 from mainstem.model.graph import NormNode, StreamGraph, WriteNode
 from mainstem.model.hooks import Site
 from mainstem.model.labels import Labelled
@@ -41,12 +41,42 @@ def spine_of(graph: StreamGraph, latest: list[int]) -> tuple[int, ...]:
 
 
 def blocks_of(
-    graph: StreamGraph, spine: tuple[int, ...], latest: list[int], labelled: Labelled, sites: Mapping[int, Site]
+    spine: tuple[int, ...],
+    graph: StreamGraph,
+    latest: list[int],
+    labelled: Labelled,
+    reads: Sequence[Read],
+    sites: Mapping[int, Site],
 ) -> tuple[Block, ...]:
-    """The blocks in the order of execution, each with the last state of the stream before its first write."""
+    """The blocks in the order of execution, each with the state of the stream that enters it."""
     blocks = []
     for layer, (path, call, writes) in enumerate(labelled.blocks):
-        before = [node for node in spine if latest[node] < min(writes)]
-        entry = before[-1] if before else spine[0]
+        before = [node for node in spine if latest[node] < min(writes)] or [spine[0]]
+        read = {read.stream_node for read in reads if read.unit.layer == layer}
+        entry = _entry([node for node in before if latest[node] == latest[before[-1]]], read, graph)
         blocks.append(Block(layer, path, call, tuple(writes), entry, sites[entry]))
     return tuple(blocks)
+
+
+def _entry(states: list[int], read: set[int], graph: StreamGraph) -> int:
+    """Of the states between two additions the last that all reads of the block see.
+
+    A later one, such as the stream times a factor of the skip connection, is seen by the next addition alone.
+    """
+    for state in reversed(states):
+        if all(_behind(graph, node, state) for node in read):
+            return state
+    return states[-1]
+
+
+def _behind(graph: StreamGraph, node: int, state: int) -> bool:
+    """Whether `node` is made from `state`, or is it."""
+    pending, seen = [node], set[int]()
+    while pending:
+        current = pending.pop()
+        if current == state:
+            return True
+        if current > state and current not in seen:
+            seen.add(current)
+            pending.extend(children(graph, current))
+    return False
