@@ -7,6 +7,8 @@
     │   ├── TokenError                   a text or id that is not one token of the vocabulary
     │   ├── UnitError                    not a unit's address
     │   ├── TargetError                  tokens that make no target together
+    │   ├── PairError                    a clean and a corrupted prompt that make no pair, or a bad file of pairs
+    │   ├── MetricError                  a metric that is not defined for these answers or these two runs
     │   └── ChoiceError                  an unknown level, score, norm, kind ...
     ├── LoadError (1)                    the model did not get into memory
     │   ├── NotAModelError               a directory, file or class that holds no causal language model
@@ -107,6 +109,18 @@ class TargetError(UsageError):
     """Tokens that make no target together, such as a contrast of a token with itself."""
 
     default_remedy = "Name one token or more as the target, and only other tokens as its rivals."
+
+
+class PairError(UsageError):
+    """A clean and a corrupted prompt that make no pair, a file of pairs that cannot be read, or pairs not to be had."""
+
+    default_remedy = "Give two prompts of equal token length that differ, and answers of one token each."
+
+
+class MetricError(UsageError):
+    """A metric of a patched run that is not defined: no wrong answers, or the same for both runs it is scaled by."""
+
+    default_remedy = "Choose another metric, other answers, or prompts on which the model's answers differ."
 
 
 class ChoiceError(UsageError):
