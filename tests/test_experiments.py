@@ -8,13 +8,13 @@ import pytest
 
 import mainstem
 from mainstem.analysis.scores import PUBLISHED
+from mainstem.analysis.statistics import difference, interval
 from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.experiments import knowledge, paris
 from mainstem.experiments.knowledge_claims import claims
 from mainstem.experiments.knowledge_runs import PromptRun
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.prompts import Prompt, known, written
-from mainstem.experiments.statistics import difference, interval
 from mainstem.report import as_html, as_json, as_text
 from mainstem.units import Unit
 

@@ -158,11 +158,16 @@ def test_nothing_outside_matters_together(brute) -> None:
         assert bool((lowered(brute, **{name: members}).abs() < OUTSIDE).all()), name
 
 
-def test_nothing_outside_matters_one_by_one() -> None:
-    one = prepared(0)
-    for name, members in outside().items():
-        for member in members:
-            assert bool((lowered(one, **{name: {member}}).abs() < OUTSIDE).all()), member
+def test_nothing_outside_matters_place_by_place() -> None:
+    """Node by node, neuron by neuron, and all edges into one input: effects of two places cannot hide each other."""
+    one, left = prepared(0), outside()
+    inputs = sorted({(edge.reader, edge.role) for edge in left["edges"]})
+    into = [{edge for edge in left["edges"] if (edge.reader, edge.role) == place} for place in inputs]
+    places = {"nodes": [{n} for n in left["nodes"]], "neurons": [{n} for n in left["neurons"]], "edges": into}
+    assert len(into) == 3 * 12 + 3 + 1
+    for name, sets in places.items():
+        for members in sets:
+            assert bool((lowered(one, **{name: members}).abs() < OUTSIDE).all()), members
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ AXES: Mapping[str, str] = MappingProxyType(
         "step": "tokens of a continuation",
         "direction": "directions of the stream that are read together",
         "query": "earlier units that activate one",
+        "prompt": "prompts of a set, each with a run of its own",
         "run": "runs of one prompt, each with an edit of its own",
         "row": "rows that are computed together, whatever they are of",
         "entry": "numbers that a neuron is computed from: its gate, its up value",

@@ -19,13 +19,13 @@ import torch
 
 from mainstem.analysis.alone import ranks_alone
 from mainstem.analysis.scores import PUBLISHED
+from mainstem.analysis.statistics import interval
 from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.errors import UsageError
 from mainstem.experiments.knowledge_claims import claims
 from mainstem.experiments.knowledge_runs import FFN, PromptRun, Ranks, mean_outcome, run_prompt, shared
 from mainstem.experiments.outcome import Experiment, ExperimentTable, Figure
 from mainstem.experiments.prompts import Prompt, known
-from mainstem.experiments.statistics import interval
 
 if TYPE_CHECKING:
     from mainstem.session import Model

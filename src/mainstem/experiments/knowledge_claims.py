@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from mainstem.analysis.scores import PUBLISHED
+from mainstem.analysis.statistics import Interval, difference, interval
 from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.experiments.knowledge_runs import PromptRun
-from mainstem.experiments.outcome import Claim, Interval, finding
-from mainstem.experiments.statistics import difference, interval
+from mainstem.experiments.outcome import Claim, finding
 
 SOURCE = "Yu and Ananiadou, EMNLP 2024"
 OURS = "this project"

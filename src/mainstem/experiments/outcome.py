@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from mainstem.analysis.statistics import Interval
 from mainstem.explanation import Provenance
 
 Finding = Literal["reproduced", "not reproduced", "in part", "measured"]
@@ -35,15 +36,6 @@ class Claim:
     null: str
     finding: Finding
     values: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its bootstrap interval of 95 %."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mainstem.experiments.outcome import Interval
+from mainstem.analysis.statistics import Interval
 from mainstem.report.text import NOTHING, compact, count, visible_or
 
 MARKS = {"reproduced": "✓", "in part": "~", "not reproduced": "✗", "measured": "·"}
