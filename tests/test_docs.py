@@ -13,6 +13,8 @@ from mainstem.analysis import warnings
 from mainstem.analysis.decompose import LEVELS
 from mainstem.analysis.readout import NORMS
 from mainstem.analysis.scores import RANKINGS
+from mainstem.causal.metrics import METRICS
+from mainstem.lab.tasks import TASKS
 from mainstem.session import Model
 from mainstem.tracing import Trace
 from mainstem.units import UNIT_KINDS
@@ -48,6 +50,8 @@ def names() -> dict[str, set[str]]:
         "norms": set(NORMS),
         "kinds": set(UNIT_KINDS),
         "warnings": warning_codes(),
+        "metrics": set(METRICS),
+        "tasks": set(TASKS),
     }
 
 

@@ -24,6 +24,7 @@ from mainstem.analysis.certificate import Check
 from mainstem.causal.labels import check_labels
 from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
+from mainstem.lab.pairs import Encoder
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
@@ -104,6 +105,11 @@ class Model:
         messages = [{"role": "user", "content": prompt}]
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return list(ids["input_ids"])
+
+    @property
+    def encoder(self) -> Encoder:
+        """How this model reads text: what pairs of prompts are encoded with and tasks are generated for."""
+        return Encoder(self.encode, self.tokenizer, self.anatomy.sizes.d_vocab)
 
     def token(self, token: int) -> str:
         """A token as text; `id:7042` if the model came without a tokenizer."""

@@ -187,7 +187,7 @@ def _draw(
         fruitless = fruitless + 1 if len(found) == before else 0
     if len(found) < count:
         raise PairError(
-            f"This tokenizer gives {len(found)} different pairs of {task}, not {count}: {FRUITLESS} draws brought no more",
+            f"This tokenizer gives {len(found)} different pairs of {task}, not {count} ({FRUITLESS} more draws failed)",
             remedy="Ask for fewer pairs, or take another task." if found else "Take another task.",
         )
     return list(found)
