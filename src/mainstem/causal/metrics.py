@@ -20,7 +20,6 @@ float64 sum's own rounding for `kl`.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -105,10 +104,6 @@ class Recovery:
     def __call__(self, logits: Float[Tensor, "run d_vocab"]) -> Float[Tensor, " run"]:
         """The recovery of each run, in float64; beyond 0 and 1 where a run is beyond the two."""
         return (self.metric(logits) - self.corrupted) / (self.clean - self.corrupted)
-
-
-Score = Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]]
-"""What a sweep asks of a run: a `Metric`, or its `Recovery`."""
 
 
 def normalised(
