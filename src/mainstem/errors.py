@@ -9,6 +9,7 @@
     │   ├── TargetError                  tokens that make no target together
     │   ├── PairError                    a clean and a corrupted prompt that make no pair, or a bad file of pairs
     │   ├── MetricError                  a metric that is not defined for these answers or these two runs
+    │   ├── EditError                    an edit that cannot be made, or two that contradict each other
     │   └── ChoiceError                  an unknown level, score, norm, kind ...
     ├── LoadError (1)                    the model did not get into memory
     │   ├── NotAModelError               a directory, file or class that holds no causal language model
@@ -121,6 +122,12 @@ class MetricError(UsageError):
     """A metric of a patched run that is not defined: no wrong answers, or the same for both runs it is scaled by."""
 
     default_remedy = "Choose another metric, other answers, or prompts on which the model's answers differ."
+
+
+class EditError(UsageError):
+    """An edit that cannot be made at its point, or two that contradict each other."""
+
+    default_remedy = "See `mainstem.points` for what can be edited, and `Edit` for how."
 
 
 class ChoiceError(UsageError):

@@ -182,6 +182,7 @@ def check(
     if not chosen:
         raise UsageError(f"Nothing of these kinds activates {wanted}", ", ".join(kinds), "Name other kinds.")
     ids = trace.inputs.ids[row : row + 1, trace.inputs.padding[row] :]
+    trace.run.require_same_edits()
     module, anatomy = trace.model.module, trace.model.anatomy
     destination, seed = trace.inputs.place(position, row), trace.model.seed
     return check_queries(

@@ -74,6 +74,7 @@ def measured(
     steps: int = STEPS,
 ) -> tuple[list[Tensor], list[str]]:
     """A score that needs the model to run again, one tensor for each of `chosen_groups`, and notes on it."""
+    trace.run.require_same_edits()
     module, inputs = trace.model.module, trace.inputs
     ids = inputs.ids[row, inputs.padding[row] :]
     differentiator = Differentiator(module, decomposition, target, ids, kinds, **base_arguments(module))

@@ -10,7 +10,8 @@ A `Model` holds a module that is never changed and its anatomy, found at first u
 holds one run. Everything else is in the layers below, which this module only calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +22,17 @@ from torch import Tensor
 
 import mainstem
 from mainstem.analysis.certificate import Check
+from mainstem.causal.edited import edited
+from mainstem.causal.edits import Edit
 from mainstem.causal.labels import check_labels
 from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
+from mainstem.generating import Compared, Generated, compare, generate
 from mainstem.lab.pairs import Encoder
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
+from mainstem.model.hooks import set_aside
 from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
@@ -66,6 +71,7 @@ class Model:
     def __init__(self, loaded: LoadedModel, seed: int = 0) -> None:
         self.loaded = loaded
         self.seed = seed
+        self.edits: tuple[Edit, ...] = ()
 
     @property
     def module(self) -> torch.nn.Module:
@@ -90,7 +96,8 @@ class Model:
     def labels(self) -> Check:
         """The labels certificate: random units zeroed in a real run (see `mainstem.causal.labels`)."""
         ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
-        return check_labels(self.module, self.anatomy, ids, seed=self.seed, **base_arguments(self.module))
+        with set_aside():  # the model itself, whatever edits hold now
+            return check_labels(self.module, self.anatomy, ids, seed=self.seed, **base_arguments(self.module))
 
     def encode(self, prompt: Prompt, chat: bool = False) -> list[int]:
         """Token ids of a prompt by the tokenizer's own convention; with `chat`, in the model's chat template."""
@@ -128,15 +135,54 @@ class Model:
             NotFiniteError: if the run writes NaN; names the layer.
         """
         prompts = _prompts(prompt)
-        inputs = self._inputs(prompts, chat)
+        inputs = self.inputs(prompts, chat)
         inputs.destinations(positions)  # what is wrong with them is said before the stream is discovered
         return Trace(self, inputs, positions, chat, text=prompts[0] if isinstance(prompts[0], str) else None)
 
-    def _inputs(self, prompts: Sequence[Prompt], chat: bool) -> Inputs:
+    def inputs(self, source: "Prompt | Sequence[Prompt] | Inputs | Trace", chat: bool = False) -> Inputs:
+        """What a run takes: of a text, of several as one left-padded batch, or those of a trace.
+
+        Raises:
+            PromptError, TokenError: if a prompt is not to be had.
+            RunError: if a trace was made under other edits than those that hold now.
+        """
+        if isinstance(source, Inputs):
+            return source
+        if isinstance(source, Trace):
+            source.run.require_same_edits()
+            return source.inputs
+        several = not isinstance(source, str) and len(source) > 0 and not isinstance(source[0], int)
+        prompts: list[Any] = list(source) if several else [source]
         rows = [self.encode(one, chat) for one in prompts]
         device = next(self.module.parameters()).device
         pad = getattr(self.tokenizer, "pad_token_id", None) or 0
         return make_inputs(self.module, rows, self.input_vocabulary, device, pad)
+
+    @contextmanager
+    def edited(self, *edits: Edit, prompt: int | None = None) -> Iterator["Model"]:
+        """Every run of the model inside, traces and generations included, is made under the edits.
+
+        Args:
+            edits: in the order in which they are made; contexts may be nested, the outer one's come first.
+            prompt: how many tokens count as the prompt; by default those of a generation's first pass.
+
+        Raises:
+            EditError, UnitError, LevelRefusedError: if an edit cannot be made, or two contradict each other.
+        """
+        with edited(self.module, self.anatomy, edits, self.inputs, prompt):
+            outer, self.edits = self.edits, (*self.edits, *edits)
+            try:
+                yield self
+            finally:
+                self.edits = outer
+
+    def generate(self, prompt: Prompt, count: int = 20, *edits: Edit, **options: Any) -> Generated:
+        """What the model writes, under edits; see `mainstem.generating.generate` for the options."""
+        return generate(self, prompt, count, edits, **options)
+
+    def compare(self, prompt: Prompt, *edits: Edit, **options: Any) -> Compared:
+        """What the model writes with edits and without; see `mainstem.generating.compare` for the options."""
+        return compare(self, prompt, edits, **options)
 
     def check(
         self,
@@ -158,7 +204,7 @@ class Model:
         Raises:
             PromptError, TokenError, PositionError, TargetError: as `trace` and `target`.
         """
-        self._inputs(_prompts(prompt), chat).destinations(positions)
+        self.inputs(_prompts(prompt), chat).destinations(positions)
         head = getattr(self.module, "get_output_embeddings", lambda: None)()
         if not isinstance(head, torch.nn.Linear):
             return  # how many tokens there are shows in the anatomy only

@@ -43,7 +43,7 @@ class Trace:
         self, model: "Model", inputs: Inputs, positions: Sequence[int], chat: bool = False, text: str | None = None
     ) -> None:
         self.model, self.inputs, self.chat, self.text = model, inputs, chat, text
-        self.run = RunTrace(model.module, model.anatomy, inputs, positions)
+        self.run = RunTrace(model.module, model.anatomy, inputs, positions, lambda: model.edits)
 
     def ids(self, row: int = 0) -> list[int]:
         """The token ids of one prompt, without padding."""

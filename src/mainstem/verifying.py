@@ -68,6 +68,7 @@ def verify_trace(
         ChoiceError, UsageError: for an unknown score or kind, a count below 0, or nothing to take out.
         LevelRefusedError: if neurons cannot be had.
     """
+    trace.run.require_same_edits()
     counts = dict(COUNTS if counts is None else counts)
     check_score(score, norm, rivals=bool(target.against))
     _check(trace, counts, target)

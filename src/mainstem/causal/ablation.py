@@ -70,7 +70,7 @@ class NeuronMap:
         entries: dict[Site, list[int]] = {}
         experts: dict[int, list[ExpertNeuron]] = {}
         for unit in units:
-            for index, found in self._places(unit):
+            for index, found in self.places(unit):
                 write = self.anatomy.writes[index]
                 if write.experts is not None:
                     assert unit.expert is not None and unit.neuron is not None
@@ -98,7 +98,12 @@ class NeuronMap:
             out[write.source] = mask.nonzero().flatten()
         return Ablation(out, values or {}, {}, kept.everywhere)
 
-    def _places(self, unit: Unit) -> list[tuple[int, list[int]]]:
+    def places(self, unit: Unit) -> list[tuple[int, list[int]]]:
+        """For each write that a unit is read by, its number and the entries of what its matrix reads.
+
+        Raises:
+            UnitError, LevelRefusedError: as `ablation`.
+        """
         indices = self._writes.get((unit.layer, unit.nth, unit.place), [])
         found = [(i, own) for i in indices if (own := _entries(self.anatomy.writes[i], unit)) is not None]
         if unit.kind == "sublayer" and any(self.anatomy.writes[i].experts is not None for i in indices):

@@ -23,7 +23,7 @@ New = Callable[[Float[Tensor, "pos entry"], Int[Tensor, " pos"]], Tensor]
 
 
 Places = Sequence[int] | Literal["prompt", "generated"] | None
-"""Positions of a prompt: numbers, negative ones counted from its end; all that were given or generated; None for all."""
+"""Positions: numbers, negative ones counted from the prompt's end; all that were given or generated; None for all."""
 
 
 @dataclass

@@ -205,11 +205,18 @@ _tapped: "WeakKeyDictionary[torch.nn.Module, _ModuleTaps]" = WeakKeyDictionary()
 
 
 @contextmanager
-def tapped(model: torch.nn.Module, taps: Sequence[tuple[Site, Tap]]) -> Iterator[None]:
+def tapped(
+    model: torch.nn.Module, taps: Sequence[tuple[Site, Tap]], begin: Callable[[tuple, dict], None] | None = None
+) -> Iterator[None]:
     """Runs inside see every tap fire at its site; on leaving, also after an error, no hook is left behind.
 
     Taps of an outer context fire before those of an inner one. Calls of modules and functions are counted within one
     forward pass of `model`, so a context may hold many passes.
+
+    Args:
+        model: the module that is run.
+        taps: what to show or replace, and where.
+        begin: is called with the arguments of each forward pass before it runs.
 
     Cost: one hook pair for each module named by a site.
     """
@@ -220,13 +227,28 @@ def tapped(model: torch.nn.Module, taps: Sequence[tuple[Site, Tap]]) -> Iterator
     with ExitStack() as stack:
         handlers = [stack.enter_context(_taps_of(modules[path], own)) for path, own in by_path.items()]
 
-        def restart(module, args) -> None:
+        def restart(module, args, kwargs) -> None:
             for handler in handlers:
                 handler.restart()
+            if begin is not None:
+                begin(args, kwargs)
 
         if handlers:  # before the model's own taps, so that its first call is counted
-            stack.callback(model.register_forward_pre_hook(restart, prepend=True).remove)
+            stack.callback(model.register_forward_pre_hook(restart, with_kwargs=True, prepend=True).remove)
         yield
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """The taps of contexts that are open do not fire inside; those of contexts opened inside do."""
+    held = [(handler, handler.boundary, handler.inside) for handler in _tapped.values()]
+    for handler, _, _ in held:
+        handler.boundary, handler.inside = defaultdict(list), defaultdict(lambda: defaultdict(list))
+    try:
+        yield
+    finally:
+        for handler, boundary, inside in held:
+            handler.boundary, handler.inside = boundary, inside
 
 
 @contextmanager

@@ -6,6 +6,7 @@ would open them.
 """
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 
@@ -35,7 +36,14 @@ def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
     if kind is list:
         return [map_leaves(change, item) for item in tree]
     if isinstance(tree, dict):
-        return {key: map_leaves(change, item) for key, item in tree.items()}
+        items = {key: map_leaves(change, item) for key, item in tree.items()}
+        if kind is dict:
+            return items
+        new = copy(tree)  # an output object stays one, with its attributes
+        for key, item in items.items():
+            if item is not tree[key]:
+                new[key] = item
+        return new
     if isinstance(tree, tuple | list):  # sizes and named tuples: rebuilt as they were, where nothing in them changes
         new = [map_leaves(change, item) for item in tree]
         return tree if all(a is b for a, b in zip(new, tree, strict=True)) else tuple(new)

@@ -5,13 +5,13 @@ Asking a trace for another destination runs the model again for it; nothing is a
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.errors import ChoiceError, NotFiniteError, PromptError, UnitError
+from mainstem.errors import ChoiceError, NotFiniteError, PromptError, RunError, UnitError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.graph import evaluate
 from mainstem.run.capture import Captured, capture
@@ -32,17 +32,41 @@ class RunTrace:
         anatomy: its anatomy.
         inputs: the batch.
         positions: destinations to keep from the first run, negative ones counted from the end.
+        edits: tells the edits that hold when it is called; runs of one trace are made under the same.
     """
 
-    def __init__(self, module: torch.nn.Module, anatomy: Anatomy, inputs: Inputs, positions: Sequence[int]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        anatomy: Anatomy,
+        inputs: Inputs,
+        positions: Sequence[int],
+        edits: Callable[[], tuple] = tuple,
+    ) -> None:
         self.module, self.anatomy, self.inputs = module, anatomy, inputs
+        self.edits, self._edits_now = edits(), edits
         self._captures: list[Captured] = []
         self._known: dict[tuple[int, int], tuple[int, int]] = {}
         self._moments: dict[tuple[int, int], Moment] = {}
         self._operands: dict[tuple[int, int], AttentionOperands] = {}
         self._run(list(positions))
 
+    def require_same_edits(self) -> None:
+        """Refuses to run the model again for this trace under other edits than it was made under.
+
+        Raises:
+            RunError: if other edits hold now.
+        """
+        if self._edits_now() != self.edits:
+            made = "under edits that do not hold now" if self.edits else "without the edits that hold now"
+            raise RunError(
+                f"This trace was made {made}, and what is asked needs another run",
+                None,
+                "Ask inside the same `edited` block, or trace the destinations you need with positions=.",
+            )
+
     def _run(self, positions: list[int]) -> None:
+        self.require_same_edits()
         destinations = self.inputs.destinations(positions)
         captured = capture(self.module, self.anatomy, self.inputs.ids, destinations, **self.inputs.forward)
         _require_finite(self.anatomy, captured, self.inputs.padding)
@@ -104,6 +128,7 @@ class RunTrace:
             LevelRefusedError: if the attention call is not found again.
         """
         if (write, row) not in self._operands:
+            self.require_same_edits()
             ids = self.inputs.ids[row : row + 1, self.inputs.padding[row] :]
             made = attention_operands(self.module, self.anatomy, write, ids, **base_arguments(self.module))
             self._operands[write, row] = made

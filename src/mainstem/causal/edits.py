@@ -1,0 +1,335 @@
+"""What an edit is: a place of the run, a method, and the positions and rows that it holds for.
+
+    Edit.zero("L5.mlp")                          nothing is written there
+    Edit.mean("L9H8", reference)                 its mean over the tokens of other prompts, but for their first
+    Edit.patch("L5.resid_pre", trace)            what another run has there
+    Edit.resample("L27N846", prompts, seed=1)    what it is at a random token of other prompts
+    Edit.add("L5.resid_post", vector, 4.0)       steering
+    Edit.scale("L9H8", 0.5)
+    Edit.project_out("L5.attn.input", axes)      without its part in a subspace
+    Edit.replace_in("L5.resid_pre", axes, trace) with another run's part in a subspace
+    Edit.freeze("L9H8.pattern", trace)           a pattern, or the scale of a norm, as in another run
+    Edit.knockout("L9H8", [3])                   some sources cannot be attended to; the others share their weight
+
+Edits are made in the order in which they are given. Those that say what a value is (zero, mean, patch, resample,
+freeze) drop what was there, so two of them at one place, or one after another edit of it, contradict each other, and
+are refused. A source of values is a trace, a text, a list of texts, or the inputs of a run.
+
+A method makes the new values of one piece of the point (see `mainstem.causal.pieces`) from the old: [pos, entry].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.causal.changes import New, Places, set_to
+from mainstem.errors import EditError, PositionError
+from mainstem.points import Point
+
+Values = Sequence[Float[Tensor, "pos entry"]] | None
+"""Of each row of a source, at every position; None without a source."""
+
+
+class Method(Protocol):
+    """How new values are made.
+
+    Attributes:
+        sets: whether old values are dropped.
+        source: the run or runs whose values are needed; None for none.
+    """
+
+    sets: bool
+    source: Any
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """The function that makes them.
+
+        Args:
+            at: the point, for messages.
+            width: how many entries the piece has.
+            values: for each row of the source [pos, entry]; None without a source.
+            first: whether this is the point's first piece.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Zero:
+    """Nothing."""
+
+    sets = True
+    source = None
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """Zeros."""
+        return set_to(0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """The mean over the tokens of a source, without the first of each row, which is a sink in many models."""
+
+    source: Any
+    sets = True
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """The same at every position."""
+        assert values is not None
+        tokens = torch.cat([row[1:] for row in values])
+        if not len(tokens):
+            raise EditError("A mean over nothing", str(at), "Give a reference of two tokens at least.")
+        return set_to(tokens.double().mean(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """Another run's values at the same positions."""
+
+    source: Any
+    row: int = 0
+    sets = True
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """By position."""
+        assert values is not None
+        theirs = values[self.row]
+        return lambda old, places: _at_places(at, theirs, places).to(old)
+
+
+@dataclass(frozen=True, eq=False)
+class Resample:
+    """The value at a random token of a source, drawn anew for each position, the same for the same seed."""
+
+    source: Any
+    seed: int = 0
+    sets = True
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """By position."""
+        assert values is not None
+        tokens = torch.cat(list(values))
+
+        def new(old: Tensor, places: Tensor) -> Tensor:
+            draws = [_draw(len(tokens), self.seed, place) for place in places.tolist()]
+            return tokens[draws].to(old)
+
+        return new
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """The old values and a vector times a coefficient."""
+
+    vector: Float[Tensor, " entry"]
+    coefficient: float = 1.0
+    sets = False
+    source = None
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """To the first piece alone, so that it is added once."""
+        if self.vector.shape[-1:] != (width,):
+            raise EditError(
+                f"A vector of {self.vector.shape[-1] if self.vector.dim() else 0} entries cannot be added here",
+                str(at),
+                f"Give one of {width}.",
+            )
+        if not first:
+            return lambda old, places: old
+        return lambda old, places: old + self.coefficient * self.vector.to(old)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """The old values times a factor."""
+
+    factor: float
+    sets = False
+    source = None
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """Every piece."""
+        return lambda old, places: old * self.factor
+
+
+@dataclass(frozen=True, eq=False)
+class Subspace:
+    """The old values, with their part in the span of `axes` dropped for the source's; for nothing, without one."""
+
+    axes: Float[Tensor, "direction entry"]
+    source: Any = None
+    row: int = 0
+    sets = False
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """Every piece."""
+        axes = self.axes[None] if self.axes.dim() == 1 else self.axes
+        if axes.shape[-1] != width:
+            raise EditError(
+                f"Directions of {axes.shape[-1]} entries span nothing here", str(at), f"Give some of {width}."
+            )
+        basis = torch.linalg.qr(axes.double().T).Q
+        theirs = None if values is None else values[self.row]
+
+        def new(old: Tensor, places: Tensor) -> Tensor:
+            own = basis.to(old)
+            change = -old if theirs is None else _at_places(at, theirs, places).to(old) - old
+            return old + change @ own @ own.T
+
+        return new
+
+
+@dataclass(frozen=True, eq=False)
+class Knockout:
+    """Some sources cannot be attended to: what a softmax over the others gives.
+
+    A sink outside the prompt keeps its share. Where nothing else can be attended to the head writes nothing.
+    """
+
+    sources: tuple[int, ...]
+    sets = False
+    source = None
+
+    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+        """Rows of a pattern."""
+
+        def new(old: Tensor, places: Tensor) -> Tensor:
+            kept = old.clone()
+            kept[:, [s for s in self.sources if s < old.shape[1]]] = 0
+            sink = (1 - old.sum(-1, keepdim=True)).clamp_min(0)
+            sink = torch.where(sink > 64 * torch.finfo(old.dtype).eps, sink, 0)
+            total = kept.sum(-1, keepdim=True) + sink
+            return torch.where(total > 0, kept / total.clamp_min(torch.finfo(old.dtype).tiny), 0)
+
+        return new
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One edit. Make one with a class method.
+
+    Attributes:
+        at: where; text is parsed as `mainstem.points.Point` does.
+        method: how.
+        positions: which positions: numbers, negative ones counted from the end of the prompt; "prompt" or
+            "generated"; None for all. For keys and values the positions that are attended to.
+        row: which row of a batch; None for every row.
+    """
+
+    at: Point
+    method: Method
+    positions: Places = None
+    row: int | None = None
+
+    @classmethod
+    def of(cls, at: Point | str, method: Method, positions: Places | int = None, row: int | None = None) -> Self:
+        """An edit by any method."""
+        if isinstance(positions, int):
+            positions = (positions,)
+        elif positions is not None and not isinstance(positions, str):
+            positions = tuple(int(place) for place in positions)
+        return cls(Point.parse(at) if isinstance(at, str) else at, method, positions, row)
+
+    @classmethod
+    def zero(cls, at: Point | str, positions: Places | int = None, row: int | None = None) -> Self:
+        """Nothing is written, read or attended to there."""
+        return cls.of(at, Zero(), positions, row)
+
+    @classmethod
+    def mean(cls, at: Point | str, reference: Any, positions: Places | int = None, row: int | None = None) -> Self:
+        """The mean over the tokens of a reference, but for the first of each row."""
+        return cls.of(at, Mean(reference), positions, row)
+
+    @classmethod
+    def patch(
+        cls, at: Point | str, source: Any, positions: Places | int = None, row: int | None = None, source_row: int = 0
+    ) -> Self:
+        """What another run has there, at the same positions."""
+        return cls.of(at, Patch(source, source_row), positions, row)
+
+    @classmethod
+    def resample(
+        cls, at: Point | str, source: Any, seed: int = 0, positions: Places | int = None, row: int | None = None
+    ) -> Self:
+        """What is there at a random token of other runs."""
+        return cls.of(at, Resample(source, seed), positions, row)
+
+    @classmethod
+    def add(
+        cls,
+        at: Point | str,
+        vector: Float[Tensor, " entry"],
+        coefficient: float = 1.0,
+        positions: Places | int = None,
+        row: int | None = None,
+    ) -> Self:
+        """Steering: `coefficient` times `vector` more."""
+        return cls.of(at, Add(torch.as_tensor(vector), coefficient), positions, row)
+
+    @classmethod
+    def scale(cls, at: Point | str, factor: float, positions: Places | int = None, row: int | None = None) -> Self:
+        """Times a factor."""
+        return cls.of(at, Scale(factor), positions, row)
+
+    @classmethod
+    def project_out(
+        cls, at: Point | str, axes: Float[Tensor, "direction entry"], positions: Places | int = None, row=None
+    ) -> Self:
+        """Without its part in the span of `axes`, rows that need not be orthogonal."""
+        return cls.of(at, Subspace(torch.as_tensor(axes)), positions, row)
+
+    @classmethod
+    def replace_in(
+        cls,
+        at: Point | str,
+        axes: Float[Tensor, "direction entry"],
+        source: Any,
+        positions: Places | int = None,
+        row: int | None = None,
+        source_row: int = 0,
+    ) -> Self:
+        """With another run's part in the span of `axes`."""
+        return cls.of(at, Subspace(torch.as_tensor(axes), source, source_row), positions, row)
+
+    @classmethod
+    def freeze(
+        cls, at: Point | str, source: Any, positions: Places | int = None, row: int | None = None, source_row: int = 0
+    ) -> Self:
+        """A pattern (L9H8.pattern) or the scale of a norm (L9.attn.norm, norm) as in another run."""
+        made = cls.patch(at, source, positions, row, source_row)
+        if made.at.kind not in ("pattern", "norm"):
+            raise EditError(f"Only patterns and norms are frozen, not {made.at}", None, "Use Edit.patch.")
+        return made
+
+    @classmethod
+    def knockout(
+        cls, head: Point | str, sources: Sequence[int] | int, positions: Places | int = None, row: int | None = None
+    ) -> Self:
+        """A head cannot attend from `positions` to `sources`."""
+        at = Point.parse(head) if isinstance(head, str) else head
+        if at.kind == "write" and at.unit is not None:
+            at = Point("pattern", at.unit)
+        if at.kind != "pattern" or at.unit is None or at.unit.kind != "head":
+            raise EditError(f"Only heads attend, and {head} is none", None, "Give a head, such as L9H8.")
+        given = (sources,) if isinstance(sources, int) else tuple(int(source) for source in sources)
+        if not given or min(given) < 0:
+            raise EditError("A knockout needs source positions, counted from 0", str(at), "Give one or more.")
+        return cls.of(at, Knockout(given), positions, row)
+
+
+def _at_places(at: Point, values: Float[Tensor, "pos entry"], places: Tensor) -> Float[Tensor, "place entry"]:
+    if len(places) and int(places.max()) >= len(values):
+        raise PositionError(
+            f"The other run has no position {int(places.max())}",
+            f"{at}, of a run of {len(values)} tokens",
+            "Name the positions to edit, or give prompts of equal length.",
+        )
+    return values[places.to(values.device)]
+
+
+def _draw(count: int, seed: int, place: int) -> int:
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
+    return int(torch.randint(count, (1,), generator=generator))

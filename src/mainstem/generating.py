@@ -1,0 +1,275 @@
+"""What a model writes, with edits and without, and how probable it holds a text.
+
+Tokens are taken one at a time, the likeliest or drawn at a temperature, with the model's own cache of keys and values
+where it has one. Each generation is then checked: one pass over the whole text without a cache, under the same edits,
+must give every written token the same log-probability; where it does not, the text is written again without a cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.causal.edits import Edit
+from mainstem.errors import NotFiniteError, PromptError, UsageError
+from mainstem.explanation import Provenance
+from mainstem.run.inputs import accepted, context_length
+
+if TYPE_CHECKING:
+    from mainstem.session import Model
+
+SLACK = 1e-3
+"""How far cached and uncached log-probabilities may be apart, in nats; more in a coarse dtype."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A text that the model wrote.
+
+    Attributes:
+        tokens, ids: what was written after the prompt.
+        log_probabilities: of each written token, in nats.
+        text: the same as one text.
+        stopped: whether the model ended it.
+        cached: whether keys and values were kept from token to token.
+        difference: the largest difference to a pass without a cache, in nats.
+    """
+
+    tokens: list[str]
+    ids: list[int]
+    log_probabilities: list[float]
+    text: str
+    stopped: bool
+    cached: bool
+    difference: float
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How probable a text is after the prompt: the sum of its tokens' log-probabilities, in nats."""
+
+    text: str
+    tokens: list[str]
+    plain: float
+    edited: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Side by side: what the model writes without the edits and with them.
+
+    Attributes:
+        prompt: its tokens.
+        edits: each edit in words.
+        plain, edited: the two texts.
+        same: how many written tokens they begin with in common.
+        continuations: how probable chosen texts are in both.
+        provenance: versions, model, dtype, seed, date.
+    """
+
+    prompt: list[str]
+    edits: list[str]
+    plain: Generated
+    edited: Generated
+    same: int
+    continuations: list[Likelihood] = field(default_factory=list)
+    provenance: Provenance | None = None
+
+
+def generate(
+    model: "Model",
+    prompt: str | Sequence[int],
+    count: int = 20,
+    edits: Sequence[Edit] = (),
+    temperature: float = 0.0,
+    chat: bool = False,
+) -> Generated:
+    """Writes up to `count` tokens after a prompt.
+
+    Args:
+        model: the model.
+        prompt: text or token ids.
+        count: how many tokens at most.
+        edits: made in every pass; their negative positions count from the end of the prompt.
+        temperature: 0 for the likeliest token each time; else tokens are drawn, by the model's seed.
+        chat: whether to wrap text in the model's chat template.
+
+    Raises:
+        UsageError: for a count below 1 or a negative temperature.
+        PromptError: if prompt and text do not fit the context.
+        NotFiniteError: if a run under the edits gives NaN; names the layer.
+    """
+    if count < 1:
+        raise UsageError(f"{count} tokens cannot be written", None, "Give 1 or more.")
+    if temperature < 0:
+        raise UsageError(f"A temperature of {temperature} has no meaning", None, "Give 0 or more.")
+    ids = model.inputs(prompt, chat).ids
+    limit = context_length(model.module)
+    if limit is not None and ids.shape[1] + count > limit:
+        raise PromptError(
+            f"{ids.shape[1]} tokens of prompt and {count} written ones do not fit the context of {limit}", None
+        )
+    writer = _Writer(model, ids, count, edits, temperature)
+    cached = writer.write(cached="past_key_values" in accepted(model.module))
+    slack = max(SLACK, 64 * torch.finfo(cached.dtype).eps)
+    if cached.used and not writer.difference(cached) <= slack:
+        cached = writer.write(cached=False)
+    return writer.generated(cached)
+
+
+def compare(
+    model: "Model",
+    prompt: str | Sequence[int],
+    edits: Sequence[Edit],
+    count: int = 20,
+    continuations: Sequence[str] = (),
+    temperature: float = 0.0,
+    chat: bool = False,
+) -> Compared:
+    """What the model writes with the edits and without, and how probable it holds chosen texts.
+
+    Args:
+        model: the model.
+        prompt: text or token ids.
+        edits: in the order in which they are made.
+        count, temperature, chat: as for `generate`.
+        continuations: texts whose probability after the prompt is wanted.
+
+    Raises:
+        UsageError, PromptError, EditError, NotFiniteError: as `generate` and `Model.edited`.
+    """
+    plain = generate(model, prompt, count, (), temperature, chat)
+    changed = generate(model, prompt, count, edits, temperature, chat)
+    same = next((i for i, (a, b) in enumerate(zip(plain.ids, changed.ids, strict=False)) if a != b), None)
+    ids = model.inputs(prompt, chat).ids
+    return Compared(
+        prompt=[model.token(token) for token in ids[0].tolist()],
+        edits=[described(edit) for edit in edits],
+        plain=plain,
+        edited=changed,
+        same=min(len(plain.ids), len(changed.ids)) if same is None else same,
+        continuations=[_likelihood(model, ids, text, edits) for text in continuations],
+        provenance=model.provenance(),
+    )
+
+
+def described(edit: Edit) -> str:
+    """An edit in words: its method, its point, its positions."""
+    name = type(edit.method).__name__.lower()
+    number = getattr(edit.method, "coefficient", getattr(edit.method, "factor", None))
+    places = edit.positions if edit.positions is None or isinstance(edit.positions, str) else list(edit.positions)
+    where = "" if places is None else f" at {places}"
+    return f"{name} {edit.at}" + ("" if number is None else f" x {number:g}") + where
+
+
+@dataclass(eq=False)
+class _Written:
+    ids: list[int]
+    log_probabilities: list[float]
+    dtype: torch.dtype
+    used: bool
+    stopped: bool = False
+    difference: float = 0.0
+
+
+class _Writer:
+    """Writes one text."""
+
+    def __init__(self, model: "Model", ids: Tensor, count: int, edits: Sequence[Edit], temperature: float) -> None:
+        self.model, self.ids, self.count, self.edits, self.temperature = model, ids, count, edits, temperature
+        self.ends = _ends(model)
+
+    @torch.no_grad()
+    def write(self, cached: bool) -> _Written:
+        """With the model's cache, as far as it has one, or without."""
+        generator = torch.Generator().manual_seed(self.model.seed)
+        made = _Written([], [], torch.float32, cached)
+        ids, cache = self.ids, None
+        with self.model.edited(*self.edits, prompt=self.ids.shape[1]):
+            while len(made.ids) < self.count and not made.stopped:
+                step, cache = self._step(ids, cache, made)
+                made.dtype = step.dtype
+                log_p = step.double().log_softmax(-1)
+                token = self._choose(log_p, generator)
+                made.ids.append(token)
+                made.log_probabilities.append(float(log_p[token]))
+                made.stopped = token in self.ends
+                ids = torch.cat([ids, ids.new_tensor([[token]])], 1)
+        return made
+
+    def _step(self, ids: Tensor, cache: Any, made: _Written) -> tuple[Float[Tensor, " d_vocab"], Any]:
+        """The logits after the last token."""
+        if made.used:
+            new = ids if cache is None else ids[:, -1:]
+            result = self.model.module(input_ids=new, past_key_values=cache, use_cache=True)
+            cache = getattr(result, "past_key_values", None)
+            made.used = cache is not None
+        else:
+            result = self.model.module(**self._uncached(ids))
+        logits = (result.logits if hasattr(result, "logits") else result)[0, -1]
+        if not torch.isfinite(logits).all():
+            self.model.trace(ids[0].tolist())  # names the layer
+            raise NotFiniteError("The logits are NaN or infinite under the edits", None, "Make the edits smaller.")
+        return logits, cache
+
+    def _uncached(self, ids: Tensor) -> dict[str, Any]:
+        return {"input_ids": ids, **self.model.inputs(ids[0].tolist()).forward}
+
+    def _choose(self, log_p: Float[Tensor, " d_vocab"], generator: torch.Generator) -> int:
+        if self.temperature == 0:
+            return int(log_p.argmax())
+        weights = (log_p / self.temperature).softmax(-1).cpu()
+        return int(torch.multinomial(weights, 1, generator=generator))
+
+    @torch.no_grad()
+    def difference(self, made: _Written) -> float:
+        """How far the tokens' log-probabilities are from those of one pass without a cache, in nats."""
+        found = _log_probabilities(self.model, self.ids, made.ids, self.edits)
+        made.difference = float((found - torch.tensor(made.log_probabilities).to(found)).abs().max())
+        return made.difference
+
+    def generated(self, made: _Written) -> Generated:
+        """The text."""
+        tokens = [self.model.token(token) for token in made.ids]
+        text = "".join(tokens) if self.model.tokenizer is None else self.model.tokenizer.decode(made.ids)
+        return Generated(
+            tokens,
+            made.ids,
+            made.log_probabilities,
+            text,
+            made.stopped,
+            made.used,
+            made.difference if made.used else 0.0,
+        )
+
+
+@torch.no_grad()
+def _log_probabilities(
+    model: "Model", ids: Tensor, continuation: Sequence[int], edits: Sequence[Edit]
+) -> Float[Tensor, " step"]:
+    """Of each token of a continuation, in one pass without a cache."""
+    whole = torch.cat([ids, ids.new_tensor([list(continuation)])], 1)
+    with model.edited(*edits, prompt=ids.shape[1]):
+        result = model.module(input_ids=whole, **model.inputs(whole[0].tolist()).forward)
+    logits = (result.logits if hasattr(result, "logits") else result)[0, ids.shape[1] - 1 : -1]
+    chosen = torch.tensor(list(continuation), device=logits.device)[:, None]
+    return logits.double().log_softmax(-1).gather(1, chosen)[:, 0]
+
+
+def _likelihood(model: "Model", ids: Tensor, text: str, edits: Sequence[Edit]) -> Likelihood:
+    target = model.target(continuation=text)
+    tokens = list(target.continuation)
+    plain, changed = (float(_log_probabilities(model, ids, tokens, own).sum()) for own in ((), edits))
+    return Likelihood(text, [model.token(token) for token in tokens], plain, changed)
+
+
+def _ends(model: "Model") -> set[int]:
+    """The tokens that end a text, as the model's own configurations say."""
+    found: set[int] = set()
+    for holder in (getattr(model.module, "generation_config", None), getattr(model.module, "config", None)):
+        value = getattr(holder, "eos_token_id", None)
+        found |= set(value) if isinstance(value, list | tuple) else set() if value is None else {int(value)}
+    return found
