@@ -1,6 +1,6 @@
 """Mainstem: who wrote what into a transformer's residual stream, with proof.
 
-The public names are `open`, `Model`, `Trace`, `Unit`, `Target`, `MainstemError` and `__version__`. They are
+The public names are `open`, `Model`, `Trace`, `Edit`, `Point`, `Unit`, `Target`, `MainstemError` and `__version__`. They are
 looked up when first used (PEP 562), because torch takes seconds to import and `mainstem --help` needs none
 of it; `import mainstem` alone takes milliseconds.
 """
@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mainstem.causal.edits import Edit
     from mainstem.errors import MainstemError
+    from mainstem.points import Point
     from mainstem.session import Model, open
     from mainstem.targets import Target
     from mainstem.tracing import Trace
@@ -17,11 +19,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["MainstemError", "Model", "Target", "Trace", "Unit", "__version__", "open"]
+__all__ = ["Edit", "MainstemError", "Model", "Point", "Target", "Trace", "Unit", "__version__", "open"]
 
 _HOME = {
+    "Edit": "mainstem.causal.edits",
     "MainstemError": "mainstem.errors",
     "Model": "mainstem.session",
+    "Point": "mainstem.points",
     "Target": "mainstem.targets",
     "Trace": "mainstem.tracing",
     "Unit": "mainstem.units",

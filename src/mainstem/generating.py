@@ -16,7 +16,7 @@ from torch import Tensor
 from mainstem.causal.edits import Edit
 from mainstem.errors import NotFiniteError, PromptError, UsageError
 from mainstem.explanation import Provenance
-from mainstem.run.inputs import accepted, context_length
+from mainstem.run.inputs import CACHES, cache_argument, context_length
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -35,7 +35,7 @@ class Generated:
         text: the same as one text.
         stopped: whether the model ended it.
         cached: whether keys and values were kept from token to token.
-        difference: the largest difference to a pass without a cache, in nats.
+        difference: the largest difference of a log-probability to that of one pass over the whole text without a cache.
     """
 
     tokens: list[str]
@@ -113,11 +113,11 @@ def generate(
             f"{ids.shape[1]} tokens of prompt and {count} written ones do not fit the context of {limit}", None
         )
     writer = _Writer(model, ids, count, edits, temperature)
-    cached = writer.write(cached="past_key_values" in accepted(model.module))
-    slack = max(SLACK, 64 * torch.finfo(cached.dtype).eps)
-    if cached.used and not writer.difference(cached) <= slack:
-        cached = writer.write(cached=False)
-    return writer.generated(cached)
+    made = writer.write(cache_argument(model.module))
+    slack = max(SLACK, 64 * torch.finfo(made.dtype).eps)
+    if made.cache is not None and not writer.difference(made) <= slack:
+        made = writer.write(None)
+    return writer.generated(made)
 
 
 def compare(
@@ -135,8 +135,10 @@ def compare(
         model: the model.
         prompt: text or token ids.
         edits: in the order in which they are made.
-        count, temperature, chat: as for `generate`.
+        count: how many tokens at most.
         continuations: texts whose probability after the prompt is wanted.
+        temperature: as for `generate`.
+        chat: whether to wrap text in the model's chat template.
 
     Raises:
         UsageError, PromptError, EditError, NotFiniteError: as `generate` and `Model.edited`.
@@ -170,9 +172,8 @@ class _Written:
     ids: list[int]
     log_probabilities: list[float]
     dtype: torch.dtype
-    used: bool
+    cache: str | None
     stopped: bool = False
-    difference: float = 0.0
 
 
 class _Writer:
@@ -183,10 +184,10 @@ class _Writer:
         self.ends = _ends(model)
 
     @torch.no_grad()
-    def write(self, cached: bool) -> _Written:
-        """With the model's cache, as far as it has one, or without."""
+    def write(self, argument: str | None) -> _Written:
+        """With a cache under the name that the model gives it, or without."""
         generator = torch.Generator().manual_seed(self.model.seed)
-        made = _Written([], [], torch.float32, cached)
+        made = _Written([], [], torch.float32, argument)
         ids, cache = self.ids, None
         with self.model.edited(*self.edits, prompt=self.ids.shape[1]):
             while len(made.ids) < self.count and not made.stopped:
@@ -202,11 +203,11 @@ class _Writer:
 
     def _step(self, ids: Tensor, cache: Any, made: _Written) -> tuple[Float[Tensor, " d_vocab"], Any]:
         """The logits after the last token."""
-        if made.used:
-            new = ids if cache is None else ids[:, -1:]
-            result = self.model.module(input_ids=new, past_key_values=cache, use_cache=True)
-            cache = getattr(result, "past_key_values", None)
-            made.used = cache is not None
+        if made.cache is not None:
+            known = {} if cache is None else {made.cache: cache}
+            result = self.model.module(input_ids=ids if cache is None else ids[:, -1:], use_cache=True, **known)
+            cache = next((found for name in CACHES if (found := getattr(result, name, None)) is not None), None)
+            made.cache = made.cache if cache is not None else None
         else:
             result = self.model.module(**self._uncached(ids))
         logits = (result.logits if hasattr(result, "logits") else result)[0, -1]
@@ -224,26 +225,17 @@ class _Writer:
         weights = (log_p / self.temperature).softmax(-1).cpu()
         return int(torch.multinomial(weights, 1, generator=generator))
 
-    @torch.no_grad()
     def difference(self, made: _Written) -> float:
         """How far the tokens' log-probabilities are from those of one pass without a cache, in nats."""
         found = _log_probabilities(self.model, self.ids, made.ids, self.edits)
-        made.difference = float((found - torch.tensor(made.log_probabilities).to(found)).abs().max())
-        return made.difference
+        return float((found - torch.tensor(made.log_probabilities).to(found)).abs().max())
 
     def generated(self, made: _Written) -> Generated:
         """The text."""
         tokens = [self.model.token(token) for token in made.ids]
         text = "".join(tokens) if self.model.tokenizer is None else self.model.tokenizer.decode(made.ids)
-        return Generated(
-            tokens,
-            made.ids,
-            made.log_probabilities,
-            text,
-            made.stopped,
-            made.used,
-            made.difference if made.used else 0.0,
-        )
+        cached = made.cache is not None
+        return Generated(tokens, made.ids, made.log_probabilities, text, made.stopped, cached, self.difference(made))
 
 
 @torch.no_grad()

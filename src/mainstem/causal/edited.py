@@ -24,7 +24,7 @@ from mainstem.causal.scale_changes import ScaleChange, scale_taps, scales
 from mainstem.errors import EditError, LevelRefusedError, PositionError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
-from mainstem.run.inputs import Inputs
+from mainstem.run.inputs import CACHES, Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +129,11 @@ class _Beginning:
         ids = kwargs.get("inputs_embeds") if ids is None else ids
         if ids is None:
             raise EditError("A model under edits is called with input_ids or inputs_embeds", None)
-        cache = kwargs.get("past_key_values")
+        cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
         now = self.now
+        came = now.offset + now.positions
         now.batch, now.positions = ids.shape[:2]
-        now.offset = int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else 0
+        now.offset = 0 if cache is None else int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else came
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             now.padding = tuple(int(row.long().argmax()) for row in mask)

@@ -20,7 +20,7 @@ A method makes the new values of one piece of the point (see `mainstem.causal.pi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from jaxtyping import Float
@@ -35,15 +35,15 @@ Values = Sequence[Float[Tensor, "pos entry"]] | None
 
 
 class Method(Protocol):
-    """How new values are made.
+    """How new values are made."""
 
-    Attributes:
-        sets: whether old values are dropped.
-        source: the run or runs whose values are needed; None for none.
-    """
+    sets: ClassVar[bool]
+    """Whether old values are dropped."""
 
-    sets: bool
-    source: Any
+    @property
+    def source(self) -> Any:
+        """The run or runs whose values are needed; None for none."""
+        ...
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """The function that makes them.
@@ -61,8 +61,8 @@ class Method(Protocol):
 class Zero:
     """Nothing."""
 
-    sets = True
-    source = None
+    sets: ClassVar[bool] = True
+    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Zeros."""
@@ -74,7 +74,7 @@ class Mean:
     """The mean over the tokens of a source, without the first of each row, which is a sink in many models."""
 
     source: Any
-    sets = True
+    sets: ClassVar[bool] = True
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """The same at every position."""
@@ -91,7 +91,7 @@ class Patch:
 
     source: Any
     row: int = 0
-    sets = True
+    sets: ClassVar[bool] = True
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """By position."""
@@ -106,7 +106,7 @@ class Resample:
 
     source: Any
     seed: int = 0
-    sets = True
+    sets: ClassVar[bool] = True
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """By position."""
@@ -126,8 +126,8 @@ class Add:
 
     vector: Float[Tensor, " entry"]
     coefficient: float = 1.0
-    sets = False
-    source = None
+    sets: ClassVar[bool] = False
+    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """To the first piece alone, so that it is added once."""
@@ -147,8 +147,8 @@ class Scale:
     """The old values times a factor."""
 
     factor: float
-    sets = False
-    source = None
+    sets: ClassVar[bool] = False
+    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Every piece."""
@@ -162,7 +162,7 @@ class Subspace:
     axes: Float[Tensor, "direction entry"]
     source: Any = None
     row: int = 0
-    sets = False
+    sets: ClassVar[bool] = False
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Every piece."""
@@ -190,8 +190,8 @@ class Knockout:
     """
 
     sources: tuple[int, ...]
-    sets = False
-    source = None
+    sets: ClassVar[bool] = False
+    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Rows of a pattern."""

@@ -59,7 +59,8 @@ class Operands:
         """One head's own: [pos or source, entry]."""
         tensor = {"query": self.query, "key": self.key, "value": self.value, "pattern": self.pattern}[what]
         if tensor is None and what == "pattern":
-            return self.weights(*(self.of(name, row, head, n_heads) for name in ("query", "key")), row, head)
+            query, key = self.of("query", row, head, n_heads), self.of("key", row, head, n_heads)
+            return self.weights(query, key, row, head)
         assert tensor is not None
         return tensor[row, head // (n_heads // tensor.shape[1])]
 

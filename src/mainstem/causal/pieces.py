@@ -1,8 +1,8 @@
 """Where the points of an anatomy are in a run: each point is one or several pieces that an edit changes.
 
 `Entries` are entries of what is at a site: a write, what the output matrix reads, a value of the stream, what one
-matrix of a sublayer receives. `Attending` is what attention receives or computes for one head. `Scale` is the scale of a
-norm. `Expert` is a neuron of a routed expert, which has no place of its own: see `mainstem.causal.expert_changes`.
+matrix of a sublayer receives. `Attending` is what attention receives or computes for one head. `Scale` is the scale of
+a norm. `Expert` is a neuron of a routed expert, which has no place of its own: see `mainstem.causal.expert_changes`.
 """
 
 from collections.abc import Sequence

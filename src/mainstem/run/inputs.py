@@ -66,6 +66,15 @@ def base_arguments(module: torch.nn.Module) -> dict[str, Any]:
     return {"use_cache": False} if "use_cache" in accepted(module) else {}
 
 
+CACHES = ("cache", "past_key_values", "cache_params")
+"""What models call the keys and values, or states, of positions that came before."""
+
+
+def cache_argument(module: torch.nn.Module) -> str | None:
+    """What the model calls its cache; None if it takes none."""
+    return next((name for name in CACHES if name in accepted(module)), None)
+
+
 def context_length(module: torch.nn.Module) -> int | None:
     """The number of positions that the model's configuration allows, if it says so."""
     config = getattr(module, "config", None)
