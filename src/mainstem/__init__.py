@@ -1,8 +1,8 @@
 """Mainstem: who wrote what into a transformer's residual stream, with proof.
 
-The public names are `open`, `Model`, `Trace`, `Edit`, `Point`, `Unit`, `Target`, `MainstemError` and `__version__`. They are
-looked up when first used (PEP 562), because torch takes seconds to import and `mainstem --help` needs none
-of it; `import mainstem` alone takes milliseconds.
+The public names are `open`, `Model`, `Trace`, `Edit`, `Point`, `Unit`, `Target`, `MainstemError` and
+`__version__`. They are looked up when first used (PEP 562), because torch takes seconds to import and
+`mainstem --help` needs none of it; `import mainstem` alone takes milliseconds.
 """
 
 from importlib import import_module

@@ -63,7 +63,7 @@ def edited(
     changes: list[Any] = []
     for i, planned in enumerate(plans):
         for n, piece in enumerate(planned.pieces):
-            changes.append(_change(planned.edit, piece, values.get((i, n)), n == 0))
+            changes.append(_change(planned.edit, piece, values.get((i, n)), n == 0 or planned.edit.at.kind == "input"))
     begin = _Beginning(now, edits, prompt)
     with ExitStack() as stack:
         experts = [change for change in changes if isinstance(change, ExpertChange)]
@@ -133,7 +133,7 @@ class _Beginning:
         now = self.now
         came = now.offset + now.positions
         now.batch, now.positions = ids.shape[:2]
-        now.offset = 0 if cache is None else int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else came
+        now.offset = 0 if cache is None else _length(cache, came)
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             now.padding = tuple(int(row.long().argmax()) for row in mask)
@@ -162,6 +162,14 @@ class _Beginning:
                     f"The edit of {edit.at} at {list(edit.positions)} changed nothing: no run had that position",
                     stacklevel=4,
                 )
+
+
+def _length(cache: Any, came: int) -> int:
+    """How many positions a cache holds; states that count none hold those that came in this context."""
+    try:
+        return int(cache.get_seq_length())
+    except (AttributeError, ValueError):
+        return came
 
 
 def _change(edit: Edit, piece: Piece, values: Values, first: bool) -> Any:

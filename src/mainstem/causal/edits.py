@@ -20,7 +20,7 @@ A method makes the new values of one piece of the point (see `mainstem.causal.pi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -34,16 +34,13 @@ Values = Sequence[Float[Tensor, "pos entry"]] | None
 """Of each row of a source, at every position; None without a source."""
 
 
-class Method(Protocol):
-    """How new values are made."""
+class Method:
+    """How new values are made; `source`, in some, is the run or runs whose values are needed."""
 
-    sets: ClassVar[bool]
+    sets: ClassVar[bool] = False
     """Whether old values are dropped."""
 
-    @property
-    def source(self) -> Any:
-        """The run or runs whose values are needed; None for none."""
-        ...
+    source: Any = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """The function that makes them.
@@ -53,16 +50,18 @@ class Method(Protocol):
             width: how many entries the piece has.
             values: for each row of the source [pos, entry]; None without a source.
             first: whether this is the point's first piece.
+
+        Raises:
+            EditError: if they cannot be made there.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class Zero:
+class Zero(Method):
     """Nothing."""
 
     sets: ClassVar[bool] = True
-    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Zeros."""
@@ -70,7 +69,7 @@ class Zero:
 
 
 @dataclass(frozen=True, eq=False)
-class Mean:
+class Mean(Method):
     """The mean over the tokens of a source, without the first of each row, which is a sink in many models."""
 
     source: Any
@@ -86,7 +85,7 @@ class Mean:
 
 
 @dataclass(frozen=True, eq=False)
-class Patch:
+class Patch(Method):
     """Another run's values at the same positions."""
 
     source: Any
@@ -101,7 +100,7 @@ class Patch:
 
 
 @dataclass(frozen=True, eq=False)
-class Resample:
+class Resample(Method):
     """The value at a random token of a source, drawn anew for each position, the same for the same seed."""
 
     source: Any
@@ -121,13 +120,11 @@ class Resample:
 
 
 @dataclass(frozen=True, eq=False)
-class Add:
+class Add(Method):
     """The old values and a vector times a coefficient."""
 
     vector: Float[Tensor, " entry"]
     coefficient: float = 1.0
-    sets: ClassVar[bool] = False
-    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """To the first piece alone, so that it is added once."""
@@ -143,12 +140,10 @@ class Add:
 
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class Scale(Method):
     """The old values times a factor."""
 
     factor: float
-    sets: ClassVar[bool] = False
-    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Every piece."""
@@ -156,13 +151,12 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
-class Subspace:
+class Subspace(Method):
     """The old values, with their part in the span of `axes` dropped for the source's; for nothing, without one."""
 
     axes: Float[Tensor, "direction entry"]
     source: Any = None
     row: int = 0
-    sets: ClassVar[bool] = False
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Every piece."""
@@ -183,15 +177,13 @@ class Subspace:
 
 
 @dataclass(frozen=True, eq=False)
-class Knockout:
+class Knockout(Method):
     """Some sources cannot be attended to: what a softmax over the others gives.
 
     A sink outside the prompt keeps its share. Where nothing else can be attended to the head writes nothing.
     """
 
     sources: tuple[int, ...]
-    sets: ClassVar[bool] = False
-    source: ClassVar[None] = None
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """Rows of a pattern."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from mainstem.causal.ablation import NeuronMap
 from mainstem.errors import LevelRefusedError, UnitError
 from mainstem.model.anatomy import Anatomy, AttentionCore, Read
+from mainstem.model.graph import SumNode
 from mainstem.model.hooks import Site
 from mainstem.model.norms import Norm
 from mainstem.points import HeadKind, Point
@@ -145,13 +146,26 @@ class PieceMap:
             return [Scale(norm, self.anatomy.spine_sites[-1], (self.anatomy.readout.input_site,))]
         pieces: dict[int, Scale] = {}
         for read in self._reads(at):
-            if read.norm is None or read.stream_node not in self.anatomy.spine:
+            state = self._state(read.stream_node)
+            if read.norm is None or state is None:
                 raise LevelRefusedError(f"No {at}", reason="it reads the stream through no norm of the stream itself")
-            stream = self.anatomy.spine_sites[self.anatomy.spine.index(read.stream_node)]
+            stream = self.anatomy.spine_sites[state]
             known = pieces.get(read.node)
             results = (*(known.results if known else ()), read.input_site)
             pieces[read.node] = Scale(read.norm, stream, results)
         return list(pieces.values())
+
+    def _state(self, node: int) -> int | None:
+        """Which state of the stream a node is, itself or in another dtype; None if it is none."""
+        while node not in self.anatomy.spine:
+            made = self.anatomy.graph.nodes[node]
+            if not isinstance(made, SumNode) or len(made.terms) > 1 or made.bias is not None:
+                return None
+            (term,) = made.terms
+            if term.gate is not None or not isinstance(term.factor, float) or term.factor != 1.0:
+                return None
+            node = term.node
+        return self.anatomy.spine.index(node)
 
     def _attending(self, unit: Unit, what: HeadKind, source: int | None = None) -> Attending:
         index, _ = self.neurons.places(unit)[0]
