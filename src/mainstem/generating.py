@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.causal.edits import Edit
-from mainstem.errors import NotFiniteError, PromptError, UsageError
+from mainstem.errors import MainstemError, NotFiniteError, PromptError, UsageError
 from mainstem.explanation import Provenance
 from mainstem.run.inputs import CACHES, cache_argument, context_length
 
@@ -35,7 +35,9 @@ class Generated:
         text: the same as one text.
         stopped: whether the model ended it.
         cached: whether keys and values were kept from token to token.
-        difference: the largest difference of a log-probability to that of one pass over the whole text without a cache.
+        difference: the largest difference of a log-probability to that of one pass over the whole text without a cache;
+            None for a model that attends both ways, whose pass over the whole text is another.
+        note: why no cache was used, where the model has one.
     """
 
     tokens: list[str]
@@ -44,7 +46,8 @@ class Generated:
     text: str
     stopped: bool
     cached: bool
-    difference: float
+    difference: float | None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,7 @@ def generate(
             f"{ids.shape[1]} tokens of prompt and {count} written ones do not fit the context of {limit}", None
         )
     writer = _Writer(model, ids, count, edits, temperature)
-    made = writer.write(cache_argument(model.module))
-    slack = max(SLACK, 64 * torch.finfo(made.dtype).eps)
-    if made.cache is not None and not writer.difference(made) <= slack:
-        made = writer.write(None)
-    return writer.generated(made)
+    return writer.best()
 
 
 def compare(
@@ -183,6 +182,28 @@ class _Writer:
         self.model, self.ids, self.count, self.edits, self.temperature = model, ids, count, edits, temperature
         self.ends = _ends(model)
 
+    def best(self) -> Generated:
+        """With the model's cache where that gives what the model gives without."""
+        argument, causal = cache_argument(self.model.module), self.model.anatomy.causal
+        if argument is None or not causal:
+            made = self.write(None)
+            note = None if argument is None else "the model attends both ways"
+            return self._generated(made, self.difference(made) if causal else None, note)
+        try:
+            made = self.write(argument)
+        except MainstemError:
+            raise
+        except Exception as error:  # the model's own, of any kind
+            made = self.write(None)
+            note = f"the model fails with its own cache: {type(error).__name__}: {error}"
+            return self._generated(made, self.difference(made), note)
+        difference = self.difference(made)
+        if made.cache is None or difference <= max(SLACK, 64 * torch.finfo(made.dtype).eps):
+            return self._generated(made, difference)
+        made = self.write(None)
+        note = f"with its cache the model's log-probabilities differ by up to {difference:.3g} nats"
+        return self._generated(made, self.difference(made), note)
+
     @torch.no_grad()
     def write(self, argument: str | None) -> _Written:
         """With a cache under the name that the model gives it, or without."""
@@ -230,12 +251,11 @@ class _Writer:
         found = _log_probabilities(self.model, self.ids, made.ids, self.edits)
         return float((found - torch.tensor(made.log_probabilities).to(found)).abs().max())
 
-    def generated(self, made: _Written) -> Generated:
-        """The text."""
+    def _generated(self, made: _Written, difference: float | None, note: str | None = None) -> Generated:
         tokens = [self.model.token(token) for token in made.ids]
         text = "".join(tokens) if self.model.tokenizer is None else self.model.tokenizer.decode(made.ids)
         cached = made.cache is not None
-        return Generated(tokens, made.ids, made.log_probabilities, text, made.stopped, cached, self.difference(made))
+        return Generated(tokens, made.ids, made.log_probabilities, text, made.stopped, cached, difference, note)
 
 
 @torch.no_grad()

@@ -10,18 +10,17 @@ every run is made by itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mainstem.causal.changes import Change, Pass, Places, change_taps, set_to
+from mainstem.causal.expert_changes import ExpertChange, expert_taps
 from mainstem.errors import LevelRefusedError, UnitError
-from mainstem.model.anatomy import Anatomy, ExpertSite, Write
-from mainstem.model.experts import expert_parts, find_sum
-from mainstem.model.hooks import Site, Tap, tapped
-from mainstem.model.recorder import recorded_call
+from mainstem.model.anatomy import Anatomy, Write
+from mainstem.model.hooks import Site, tapped
 from mainstem.units import Unit
 
 BATCH_ENTRIES = 32_000_000
@@ -186,94 +185,25 @@ class AblatedRuns:
 
     @torch.no_grad()
     def _run(self, ablations: list[Ablation]) -> Tensor:
-        batch = len(ablations)
-        with ExitStack() as stack:
-            taps = [(site, self._tap(site, ablations)) for site in _sites(ablations)]
-            for index in dict.fromkeys(i for ablation in ablations for i in ablation.experts):
-                taps.append(self._expert_tap(index, ablations, stack))
-            stack.enter_context(tapped(self.model, taps))
-            result = self.model(input_ids=self.ids.expand(batch, -1).contiguous(), **self.forward)
+        now = Pass(len(ablations), self.ids.shape[1])
+        changes: list[Change] = []
+        experts: list[ExpertChange] = []
+        for row, ablation in enumerate(ablations):
+            where: Places = None if ablation.everywhere else (self.position,)
+            for site, entries in ablation.entries.items():
+                value = ablation.values.get(site)
+                new = set_to(0.0 if value is None else value[entries.to(value.device)])
+                changes.append(Change(site, new, where, entries, row))
+            for write, neurons in ablation.experts.items():
+                experts += [ExpertChange(write, *neuron, set_to(0.0), where, row) for neuron in neurons]
+        ids = self.ids.expand(now.batch, -1).contiguous()
+        with (
+            expert_taps(self.model, self.anatomy, experts, now) as taps,
+            tapped(self.model, [*change_taps(changes, now), *taps]),
+        ):
+            result = self.model(input_ids=ids, **self.forward)
         logits = result.logits if hasattr(result, "logits") else result
         return logits[:, self.position].clone()
-
-    def _tap(self, site: Site, ablations: list[Ablation]) -> Tap:
-        batch, positions = len(ablations), self.ids.shape[1]
-
-        def tap(leaves):
-            tensor = leaves[site.slot]
-            index = _by_token(torch.arange(tensor.numel()).reshape(tensor.shape), site, batch, positions)
-            out = tensor.clone(memory_format=torch.contiguous_format)
-            flat = out.view(-1)
-            for row, ablation in enumerate(ablations):
-                entries = ablation.entries.get(site)
-                if entries is None:
-                    continue
-                place = slice(None) if ablation.everywhere else slice(self.position, self.position + 1)
-                where = index[row, place][:, entries].to(tensor.device)
-                value = ablation.values.get(site)
-                flat[where] = 0 if value is None else value[entries].to(out)
-            new = list(leaves)
-            new[site.slot] = out
-            return new
-
-        return tap
-
-    def _expert_tap(self, index: int, ablations: list[Ablation], stack: ExitStack) -> tuple[Site, Tap]:
-        write = self.anatomy.writes[index]
-        batch, positions = len(ablations), self.ids.shape[1]
-        site = write.experts
-        assert site is not None
-        change: list[Tensor] = []
-
-        def done(recording, frame, site: ExpertSite = site) -> None:
-            parts = expert_parts(find_sum(recording, frame, site))
-            total = torch.zeros_like(parts.constant, dtype=torch.float64)
-            for row, ablation in enumerate(ablations):
-                for expert, neuron in ablation.experts.get(index, ()):
-                    own = range(positions) if ablation.everywhere else [self.position]
-                    tokens = torch.tensor([row * positions + place for place in own], device=total.device)
-                    total[tokens] += _expert_written(parts, tokens, expert, neuron)
-            change.append(total)
-
-        def tap(leaves):
-            if not change:
-                raise LevelRefusedError(
-                    "Experts' neurons cannot be taken out", str(write.unit), "their sum is seen inside its module only"
-                )
-            tensor = leaves[write.site.slot]
-            places = torch.arange(tensor.numel()).reshape(tensor.shape)
-            order = _by_token(places, write.site, batch, positions).reshape(-1).to(tensor.device)
-            out = tensor.clone(memory_format=torch.contiguous_format)
-            out.view(-1)[order] -= change.pop().reshape(-1).to(out)
-            new = list(leaves)
-            new[write.site.slot] = out
-            return new
-
-        stack.enter_context(recorded_call(self.model, site.path, site.call, done))
-        return write.site, tap
-
-
-def _sites(ablations: Sequence[Ablation]) -> list[Site]:
-    return list(dict.fromkeys(site for ablation in ablations for site in ablation.entries))
-
-
-def _by_token(tensor: Tensor, site: Site, batch: int, positions: int) -> Tensor:
-    """[batch, pos, rest] of what is at a site."""
-    if site.positions_first and tensor.shape[:2] == (positions, batch):
-        tensor = tensor.transpose(0, 1)
-    return tensor.reshape(batch, positions, -1)
-
-
-def _expert_written(parts, tokens: Tensor, expert: int, neuron: int) -> Tensor:
-    """[token, d_model] float64: what one neuron of one expert writes at chosen tokens."""
-    total = torch.zeros(len(tokens), parts.constant.shape[-1], dtype=torch.float64, device=tokens.device)
-    for rows in parts.rows:
-        for row in torch.nonzero(rows.expert == expert).flatten().tolist():
-            weight = rows.weight[tokens, row].double()
-            if weight.any():
-                column = rows.of(row)[:, neuron].double()
-                total += weight[:, None] * rows.hidden[row, neuron].double() * column
-    return total
 
 
 def _alike(row: Tensor, alone: Tensor) -> bool:
