@@ -9,6 +9,7 @@ import jaxtyping
 import pytest
 
 import mainstem
+from mainstem import Edit
 from mainstem.analysis import warnings
 from mainstem.analysis.decompose import LEVELS
 from mainstem.analysis.readout import NORMS
@@ -45,6 +46,7 @@ def names() -> dict[str, set[str]]:
         "mainstem": set(mainstem.__all__),
         "Model": public(Model),
         "Trace": public(Trace),
+        "Edit": {name for name in public(Edit) if isinstance(vars(Edit)[name], classmethod)},
         "levels": set(LEVELS),
         "scores": set(RANKINGS),
         "norms": set(NORMS),

@@ -312,7 +312,7 @@ class Edit:
         return cls.of(at, Knockout(given), positions, row)
 
 
-def _at_places(at: Point, values: Float[Tensor, "pos entry"], places: Tensor) -> Float[Tensor, "place entry"]:
+def _at_places(at: Point, values: Float[Tensor, "pos entry"], places: Tensor) -> Float[Tensor, "pos entry"]:
     if len(places) and int(places.max()) >= len(values):
         raise PositionError(
             f"The other run has no position {int(places.max())}",
