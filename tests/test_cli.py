@@ -675,6 +675,9 @@ def test_a_continuation_and_a_direction_can_be_asked_for(run, tmp_path):
             code, out, _ = run("explain", PROMPT, *more, "--format", form)
             assert code == 0 and out
     refused(run("explain", PROMPT, "--direction", path, "--score", "increase"), 2, "no probability", "direct")
-    refused(run("explain", PROMPT, "--direction", str(tmp_path / "none")), 2, "no such file")
+    refused(run("explain", PROMPT, "--direction", str(tmp_path / "none")), 2, "no such file", "L27N846")
+    document = json.loads(run("explain", PROMPT, "--direction", "L1N3", "-f", "json")[1])
+    assert document["target"]["token"] == "input of L1N3" and any("L1N3 reads" in note for note in document["notes"])
+    refused(run("explain", PROMPT, "--direction", "L1H0"), 2, "no one direction")
     refused(run("explain", PROMPT, "--continuation", "xy", "--target", "m"), 2, "mixes")
     refused(run("explain", PROMPT, "--continuation", "xy", "--verify"), 2, "not for a continuation", "--verify")

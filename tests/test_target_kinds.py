@@ -8,17 +8,21 @@ import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from query_samples import traced
 from safetensors.torch import save_file
 from test_search import FAMILIES, every_score, trace_of
 
 import mainstem
 from mainstem.analysis.attribution import attribute
+from mainstem.analysis.queries import shares_of
 from mainstem.analysis.search import SLACK, IncreaseSearch
 from mainstem.analysis.steps import step_targets
-from mainstem.errors import TargetError, TokenError, UsageError
+from mainstem.errors import TargetError, TokenError, UnitError, UsageError
 from mainstem.session import Model
 from mainstem.targets import Target
 from mainstem.tracing import Trace
+from mainstem.unit_keys import key_of
+from mainstem.units import Unit
 
 KINDS = frozenset({"attention_subvalue", "ffn_neuron", "expert_neuron"})
 QUICK = {"llama", "mixtral"}
@@ -166,6 +170,63 @@ def test_a_direction_from_a_file(tmp_path) -> None:
     one, two = (trace.explain(direction=tmp_path / f"{letter}.safetensors", top=3) for letter in "ab")
     assert one.target.token == "a" and [v.unit for v in one.values] == [v.unit for v in two.values]
     assert one.values[0].direct == pytest.approx(two.values[0].direct, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "side"),
+    [
+        ("llama", "L2N5", "value"),
+        ("llama", "L2H1@5", "query"),
+        ("gpt2", "L2N5", "value"),
+        ("gpt2", "L2H1@5", "query"),
+        *(pytest.param(name, "L2N5", "value", marks=pytest.mark.slow) for name in ("qwen3", "opt", "cohere")),
+    ],
+)
+def test_a_unit_names_the_direction_that_it_reads(name: str, unit: str, side: str) -> None:
+    """Earlier units' inner products with it are their shares in what the unit reads, which are certified."""
+    trace = trace_of(name)
+    target = trace.direction(unit)
+    shares = shares_of(key_of(trace, Unit.parse(unit), -1, side, target, 0)[0], "sublayers")
+    made = attribute(trace.decompose("sublayers"), target)
+    direct = dict(zip((str(g.units[0]) for g in made.decomposition.groups), made.scores, strict=True))
+    assert shares.holds
+    for group, share in shares.placed:
+        if group.kind in ("sublayer", "embedding"):
+            assert float(direct[str(group.units[0])]) == pytest.approx(float(share.sum()), rel=1e-5, abs=1e-7)
+    named = trace.explain(direction=unit, top=3)
+    assert named.target.token == f"input of {unit}" and named.values == trace.explain(target=target, top=3).values
+    assert any(f"{unit} reads this direction" in note for note in named.notes)
+
+
+@pytest.mark.parametrize(
+    ("unit", "error", "words"),
+    [
+        ("L2H1", UnitError, "no one direction.*d_head"),
+        ("L2H1.3@2", UnitError, "no one direction.*sources"),
+        ("L2.mlp", UnitError, "no one direction.*many"),
+        ("L2.mlp.bias", UnitError, "no one direction.*writes"),
+        ("L2N999", UnitError, "no neuron"),
+        ("L2H1@99", UnitError, "no unit"),
+    ],
+)
+def test_units_that_read_no_one_direction_are_refused(unit: str, error, words: str) -> None:
+    for asked in (lambda: trace_of("llama").explain(direction=unit), lambda: trace_of("llama").direction(unit)):
+        with pytest.raises(error, match=words):
+            asked()
+
+
+def test_the_direction_of_a_unit_belongs_to_a_run() -> None:
+    with pytest.raises(TargetError, match="depends on the run.*trace.direction"):
+        trace_of("llama").model.target(direction="L2N5")
+    with pytest.raises(TargetError, match="mixes"):
+        trace_of("llama").explain(direction="L2N5", target="id:3")
+
+
+def test_a_unit_that_is_off_reads_nothing() -> None:
+    trace = traced("llama", hidden_act="relu")
+    off = next(unit for unit in (f"L2N{i}" for i in range(24)) if trace.unit_tokens(unit).coefficient == 0)
+    with pytest.raises(UnitError, match=f"{off} is off"):
+        trace.direction(off)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

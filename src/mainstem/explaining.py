@@ -25,6 +25,8 @@ from mainstem.querying import queries_of
 from mainstem.scoring import existing_kinds, measured_levels, require_kinds
 from mainstem.targeting import chosen_target
 from mainstem.targets import Target
+from mainstem.unit_keys import input_key, input_note, input_target, named_unit
+from mainstem.units import Unit
 from mainstem.verifying import verify_trace
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def explain(
     target: str | Sequence[str] | Target | None = None,
     against: str | Sequence[str] = (),
     continuation: str | Sequence[int] | None = None,
-    direction: str | Path | Sequence[float] | Tensor | None = None,
+    direction: str | Path | Unit | Sequence[float] | Tensor | None = None,
     position: int = -1,
     score: str | None = None,
     norm: NormConvention = "frozen",
@@ -61,7 +63,8 @@ def explain(
         target: literal text or `id:N`, several for a set; by default the model's own prediction.
         against: rivals: then the target's log-odds against the mean of theirs is explained.
         continuation: text of any length, or token ids, instead of `target`: its summed log-probability, teacher-forced.
-        direction: d_model numbers or a `.safetensors` file, instead of `target`: the inner product with the stream.
+        direction: d_model numbers, a `.safetensors` file or the address of a unit that reads one (L27N846, L23H4@3;
+            see `Trace.direction`), instead of `target`: the inner product with the stream.
         position: the destination, negative from the end.
         score: what values are ranked by: `increase` (log-probability increase, exact by search; the default), or any
             other of `mainstem.analysis.scores.RANKINGS`, which that module defines; for a direction `direct`.
@@ -85,7 +88,11 @@ def explain(
     if tuple(kinds) == DEFAULT_KINDS and not set(kinds) & set(existing_kinds(trace.model.anatomy)):
         kinds = ("sublayer",)  # nobody asked for what is not there
     require_kinds(trace.model.anatomy, kinds)
-    wanted = chosen_target(trace, target, against, position, row, continuation, direction)
+    unit = named_unit(direction)
+    key = None if unit is None else input_key(trace, unit, position, row)
+    along = direction if key is None else key.in_stream()
+    wanted = chosen_target(trace, target, against, position, row, continuation, along)  # type: ignore[arg-type]
+    wanted = wanted if key is None else input_target(key)
     _check_target(wanted, norm, queries, ablate)
     score = score or ("direct" if wanted.direction else "increase")
     check_score(score, norm, negative, bool(wanted.against))
@@ -93,6 +100,7 @@ def explain(
     levels = dict.fromkeys(["sublayers", "units", *(KIND_LEVELS[kind] for kind in kinds)])
     steps = steps_of(trace, wanted, position, row, levels)
     ranking, notes = _ranked(trace, steps, request, measure)
+    notes += [] if key is None else [input_note(key)]
     values = [part.unit for part in ranking.values] if queries else []
     asked, refused = queries_of(trace, values, queries, position, wanted, row)
     anatomy, loaded = trace.model.anatomy, trace.model.loaded

@@ -38,6 +38,7 @@ from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
+from mainstem.unit_keys import named_unit
 
 Prompt = str | Sequence[int]
 LABEL_POSITIONS = 7
@@ -245,6 +246,10 @@ class Model:
             raise TargetError("The target mixes tokens, a continuation and a direction", remedy="Name one of them.")
         if against and (continuation is not None or direction is not None):
             raise TargetError("Only tokens can have rivals", remedy="Drop the rivals, or name a token.")
+        if (unit := named_unit(direction)) is not None:
+            raise TargetError(
+                f"What {unit} reads depends on the run", None, f"Ask a trace: `trace.direction({str(unit)!r})`."
+            )
         sizes = self.anatomy.sizes
         if direction is not None:
             return direction_target(direction, sizes.d_model)

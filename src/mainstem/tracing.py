@@ -28,6 +28,7 @@ from mainstem.run.trace import RunTrace
 from mainstem.scoring import scores
 from mainstem.targets import Target
 from mainstem.unit_description import Sigmoid, UnitReading
+from mainstem.unit_keys import input_key, input_target
 from mainstem.unit_reading import UnitReader
 from mainstem.units import Unit
 from mainstem.verifying import verify_trace
@@ -137,6 +138,19 @@ class Trace:
         """
         reader = UnitReader(self, position=position, row=row)
         return reader.sigmoid(reader.part(unit), self.model.target(token).token_id)
+
+    def direction(self, unit: Unit | str, position: int = -1, row: int = 0) -> Target:
+        """What a unit reads in the stream at the destination, as a target: `explain(direction="L27N846")` in two steps.
+
+        For a neuron its key there (see `queries`), for a head and a source (L23H4@3) what the head's query side of
+        the pattern's score reads, both through the norm before them at its scale.
+
+        Raises:
+            UnitError: if there is no such unit, or it does not read one direction.
+            LevelRefusedError: if it has no key.
+        """
+        wanted = Unit.parse(unit) if isinstance(unit, str) else unit
+        return input_target(input_key(self, wanted, position, row))
 
     def queries(self, unit: Unit | str, level: Level = "units", **options: Any) -> Queries:
         """Which earlier units activate a value unit; see `mainstem.querying.queries` for the options."""

@@ -1,6 +1,6 @@
-"""Which key a value unit of a run has, by its address: the neuron's, or one side of an attention value's head.
+"""Which key a unit of a run has, by its address: the neuron's, or one side of an attention value's head.
 
-What is no value unit, or has no key, is refused here with the reason.
+What has no key, or reads no one direction of the stream at the destination, is refused here with the reason.
 """
 
 from dataclasses import replace
@@ -10,14 +10,26 @@ from torch import Tensor
 
 from mainstem.analysis.attribution import functional
 from mainstem.analysis.decompose import decompose
-from mainstem.analysis.keys import SIDES, HeadReading, Key, head_reading, neuron_key, pattern_key, value_key
+from mainstem.analysis.keys import SIDES, HeadReading, Key, evaluated, head_reading, neuron_key, pattern_key, value_key
 from mainstem.analysis.parts import pull_back
 from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.targeting import chosen_target
+from mainstem.targets import Target
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
     from mainstem.tracing import Trace
+
+ONE_DIRECTION = {"ffn_neuron": "value", "expert_neuron": "value", "attention_subvalue": "query"}
+"""The kinds of unit that read one direction of the stream at the destination, and the side of their key that does."""
+
+NAME_ONE = "Name a neuron (L27N846), or a head and the source that it meets (L23H4@3)."
+MANY_DIRECTIONS = {
+    "head": ("its query, key and value each read d_head directions", NAME_ONE),
+    "attention_neuron": ("it reads the values of its sources, not the destination", "`Trace.queries` lists those."),
+    "sublayer": ("it reads many", NAME_ONE),
+}
+"""Why other kinds have no one direction, and what to do."""
 
 
 def key_of(trace: "Trace", unit: Unit, position: int, side: str, target, row: int) -> tuple[Key, HeadReading | None]:
@@ -43,6 +55,51 @@ def key_of(trace: "Trace", unit: Unit, position: int, side: str, target, row: in
         return value_key(reading, direction), reading
     except LevelRefusedError as error:
         raise LevelRefusedError(f"{error.what} of {unit}", error.where, error.reason, error.remedy) from error
+
+
+def named_unit(direction: object) -> Unit | None:
+    """The unit that a direction is named by: a unit or its address, and not a file or numbers."""
+    if not isinstance(direction, str):
+        return direction if isinstance(direction, Unit) else None
+    try:
+        return Unit.parse(direction)
+    except UnitError:
+        return None
+
+
+def input_key(trace: "Trace", unit: Unit, position: int = -1, row: int = 0) -> Key:
+    """The key of a unit that reads one direction of the stream at the destination: a neuron, or a head's query.
+
+    A head meets a source (L23H4@3): what its query reads there, the source's key as it is, is what it looks for.
+
+    Raises:
+        UnitError: if there is no such unit, or it reads no one direction or, because it is off, none at all.
+        LevelRefusedError: if it has no key.
+    """
+    if unit.kind not in ONE_DIRECTION:
+        reason, remedy = MANY_DIRECTIONS.get(unit.kind, ("it writes", NAME_ONE))
+        raise UnitError(f"{unit} reads no one direction of the stream", reason, remedy)
+    key, _ = key_of(trace, unit, position, ONE_DIRECTION[unit.kind], None, row)
+    if not key.direction.any():
+        raise UnitError(
+            f"{unit} is off", f"position {key.moment.position}", "It reads nothing there; ask at another position."
+        )
+    return key
+
+
+def input_target(key: Key) -> Target:
+    """What a unit reads, as a direction in the stream."""
+    return Target(direction=tuple(key.in_stream().tolist()), text=f"input of {key.unit}")
+
+
+def input_note(key: Key) -> str:
+    """Where in the stream the unit itself reads its direction, and what it gets there."""
+    there = float(key.in_stream() @ evaluated(key.moment).values[key.stream_node][0].double())
+    return (
+        f"{key.unit} reads this direction in the stream before {key.unit.sublayer}, where the inner product is "
+        f"{there:.4g} ({key.quantity} {key.observed:.4g}); what is explained is the final stream, to which "
+        f"{key.unit.sublayer} and what follows it have added."
+    )
 
 
 def _reading(trace: "Trace", unit: Unit, position: int, row: int) -> HeadReading:

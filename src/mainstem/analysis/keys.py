@@ -20,10 +20,11 @@ from torch import Tensor
 
 from mainstem.analysis.certificate import SAFETY
 from mainstem.analysis.decompose import product_bound
+from mainstem.analysis.parts import pull_back
 from mainstem.errors import LevelRefusedError, UnitError
 from mainstem.model.activation import ray_gradient
 from mainstem.model.anatomy import Anatomy, Read
-from mainstem.model.graph import Evaluated, evaluate
+from mainstem.model.graph import Evaluated, evaluate, maps_to
 from mainstem.run.moment import HeadRun, Moment
 from mainstem.run.operands import AttentionOperands
 from mainstem.units import Unit
@@ -59,6 +60,16 @@ class Key:
     observed: float
     slack: float
     weights: Float[Tensor, " d_head"] | None = None
+
+    def in_stream(self) -> Float[Tensor, " d_model"]:
+        """The key as a direction of the stream before the read's norm, whose scale is frozen; float64.
+
+        Its inner product with that stream is key . x, but for what the norm's bias adds.
+        """
+        graph, run = self.moment.anatomy.graph, evaluated(self.moment)
+        back = maps_to(graph, self.node, run, self.moment.gates, self.stream_node)[self.stream_node]
+        assert back is not None
+        return pull_back(back, self.direction)
 
 
 def evaluated(moment: Moment) -> Evaluated:

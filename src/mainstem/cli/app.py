@@ -119,7 +119,10 @@ def explain(
         str | None, typer.Option(metavar="TEXT", help="Instead of a target: text of any length.")
     ] = None,
     direction: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of a target: d_model numbers in a .safetensors file.")
+        str | None,
+        typer.Option(
+            metavar="UNIT|FILE", help="Instead of a target: what L27N846 or L23H4@3 reads, or a .safetensors file."
+        ),
     ] = None,
     position: Position = -1,
     score: Annotated[

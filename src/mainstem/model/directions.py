@@ -48,7 +48,8 @@ def read_direction(path: Path) -> Tensor:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         reason = "it is not safetensors" if path.is_file() else "there is no such file"
-        raise TargetError(f"No direction: {reason}", str(path), "Save d_model numbers with safetensors.") from error
+        remedy = "Save d_model numbers with safetensors, or name a unit that reads one, such as L27N846 or L23H4@3."
+        raise TargetError(f"No direction: {reason}", str(path), remedy) from error
     if NAME in tensors:
         return tensors[NAME]
     if len(tensors) != 1:
