@@ -21,8 +21,8 @@ FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "gptj", "olmo2", "falcon", "co
 parallel blocks, norms after sublayers, grouped keys and values."""
 
 
-def slowly(names: list[str]) -> list:
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+def slowly(names: list[str], quick: set[str] = QUICK) -> list:
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 @cache

@@ -76,10 +76,28 @@ def test_a_source_that_is_not_seen_is_refused() -> None:
         traced("llama").queries("L2H1@9", position=4, target=TARGET)
 
 
+def test_experts_that_were_not_chosen_have_no_queries() -> None:
+    trace = traced("mixtral")
+    for unit, says in (("L2E9N5", "no neuron"), ("L2E1N999", "no neuron"), ("L2N5", "no neuron")):
+        with pytest.raises(UnitError, match=says):
+            trace.queries(unit)
+    refused = 0
+    for expert in range(4):
+        try:
+            made = trace.queries(f"L2E{expert}N5")
+            assert made.kind == "expert_neuron" and made.quantity == "activation" and made.holds
+        except UnitError as error:
+            assert f"Expert {expert} of L2.mlp was not chosen (position 22). Chosen there: " in str(error)
+            refused += 1
+    assert refused == 2
+
+
 @pytest.mark.slow
 def test_structures_without_a_key_are_refused_by_name() -> None:
-    with pytest.raises(LevelRefusedError, match="L2E1N5.*routed experts"):
-        traced("mixtral").queries("L2E1N5")
+    with pytest.raises(LevelRefusedError, match="L2E1N5.*biases or factors of their own"):
+        traced("gpt_oss", "eager").queries("L2E1N5")
+    with pytest.raises(LevelRefusedError, match="L2E0N5.*no one value of the stream"):
+        traced("llama4_text", "eager").queries("L2E0N5")
     with pytest.raises(LevelRefusedError, match="No key side of L2H1@20.*more than linear maps and norms"):
         traced("deepseek_v3", "eager").queries("L2H1@20", side="key", target=TARGET)
     with pytest.raises(LevelRefusedError, match="No query side of L2H1@20.*was not found"):
@@ -183,6 +201,13 @@ def test_the_check_reads_the_models_own_quantity(unit: str, side: str) -> None:
     assert made.before == pytest.approx(key(trace, unit, side).observed, rel=1e-4, abs=1e-5)
     assert len(made.queries) == 3 and len(made.controls) == 2 and abs(made.change) > 0
     assert made.side == side and made.share != 0
+
+
+def test_the_check_reads_an_experts_neuron() -> None:
+    trace = traced("mixtral")
+    unit = next(value.unit for value in trace.explain(target=TARGET, top=1, kinds=["expert_neuron"]).values)
+    made = trace.check_queries(unit, 3, draws=2)
+    assert made.before == pytest.approx(key(trace, unit).observed, rel=1e-4) and made.after != made.before
 
 
 def test_a_verdict_needs_half_the_share_and_more_than_controls() -> None:

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from transformers.activations import ACT2CLS, ACT2FN
 
 import mainstem
-from mainstem.analysis.keys import Key, evaluated, neuron_key, pattern_key, value_key
+from mainstem.analysis.keys import Key, evaluated, pattern_key, value_key
+from mainstem.analysis.neuron_keys import neuron_key
 from mainstem.analysis.queries import shares_of
 from mainstem.errors import CertificateError
 from mainstem.model.activation import ray_gradient
@@ -112,6 +113,66 @@ def test_shares_of_patterns_add_up_where_the_model_computes_them(name: str, side
     found = shares_of(key(traced(name, "eager"), "L2H1@20", side))
     assert found.key.quantity == "score before scale" and found.holds
     assert found.tolerance < 1e-2 * (found.positives - found.negatives)
+
+
+EXPERTS = [
+    *("mixtral", "qwen2_moe", "deepseek_v3", "dbrx", "afmoe", "aria_text", "axk1", "bailing_hybrid", "cohere2_moe"),
+    *("deepseek_v2", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite"),
+    *("granitemoe", "granitemoehybrid", "hunyuan_v1_moe", "hy_v3", "jamba", "kimi_linear", "laguna", "lfm2_moe"),
+    *("longcat_flash", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "nemotron_h", "olmoe", "phimoe"),
+    *("qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "sarvam_moe", "solar_open", "zaya"),
+]
+
+
+def chosen_experts(trace: Trace) -> dict[int, list[int]]:
+    """The experts that were chosen at the last position, by layer."""
+    moment, found = trace.run.moment(), {}
+    for write in (write for write in moment.anatomy.writes if write.experts is not None):
+        assert write.experts is not None and write.unit.layer is not None
+        parts = moment.experts[f"{write.experts.path}#{write.experts.call}"]
+        found[write.unit.layer] = sorted({int(expert) for rows in parts.rows for expert in rows.expert})
+    return found
+
+
+@pytest.mark.parametrize("name", slowly(EXPERTS, {"mixtral", "nemotron_h"}))
+def test_shares_of_experts_neurons_add_up(name: str) -> None:
+    trace = traced(name, "eager")
+    for layer, experts in chosen_experts(trace).items():
+        for expert in experts:
+            found = shares_of(key(trace, f"L{layer}E{expert}N7"), "sublayers")
+            assert found.holds, (layer, expert, found.error, found.tolerance)
+            assert found.tolerance < 1e-2 * (found.positives - found.negatives)
+            assert found.net + found.constant == pytest.approx(found.key.observed, abs=found.tolerance)
+
+
+@pytest.mark.parametrize("kind", ["eager", "grouped_mm", "batched_mm"])
+def test_experts_have_the_same_keys_however_they_are_computed(kind: str) -> None:
+    """One by one, in one grouped product, or with matrices chosen by token; some experts have a single row."""
+    trace, other = (traced("mixtral", hidden_act="relu2", **more) for more in ({}, {"experts_implementation": kind}))
+    layer, experts = max(chosen_experts(trace).items())
+    for expert in experts:
+        unit = f"L{layer}E{expert}N7"
+        one, again = key(trace, unit), key(other, unit)
+        assert torch.allclose(one.direction, again.direction, rtol=1e-4, atol=1e-6)
+        assert shares_of(again, "sublayers").holds
+
+
+@pytest.mark.slow
+def test_a_mistake_in_what_experts_read_is_caught() -> None:
+    trace = traced("mixtral")
+    moment = trace.run.moment()
+    layer, experts = max(chosen_experts(trace).items())
+    unit = Unit.parse(f"L{layer}E{experts[0]}N7")
+    others = {
+        site: [replace(one, rows=replace(one.rows, matrix=one.rows.matrix.roll(1, -2))) for one in made]
+        for site, made in moment.expert_reads.items()
+    }
+    moved = tuple(replace(read, node=moment.anatomy.blocks[-1].input_node) for read in moment.anatomy.expert_reads)
+    for wrong in (
+        replace(moment, expert_reads=others),
+        replace(moment, anatomy=replace(moment.anatomy, expert_reads=moved)),
+    ):
+        assert not shares_of(neuron_key(wrong, unit), "sublayers").holds
 
 
 def test_both_ways_to_attend_give_the_same_shares() -> None:

@@ -6,6 +6,7 @@
     │   ├── PositionError                no such position in the prompt
     │   ├── TokenError                   a text or id that is not one token of the vocabulary
     │   ├── UnitError                    not a unit's address
+    │   │   └── NotChosenError           a neuron of an expert that the router did not choose
     │   ├── TargetError                  tokens that make no target together
     │   ├── PairError                    a clean and a corrupted prompt that make no pair, or a bad file of pairs
     │   ├── MetricError                  a metric that is not defined for these answers or these two runs
@@ -104,6 +105,12 @@ class UnitError(UsageError):
     """A text that is not the address of a unit, or a unit that the model does not have."""
 
     default_remedy = "Addresses look like embed, L5.attn, L5.mlp.bias, L9H8, L9H8@3, L9H8.17, L27N846, L12E3N40."
+
+
+class NotChosenError(UnitError):
+    """A neuron of an expert that the router did not choose at the destination."""
+
+    default_remedy = "Ask about the neurons of an expert that was chosen there."
 
 
 class TargetError(UsageError):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mainstem.analysis.attribution import functional
 from mainstem.analysis.decompose import decompose
-from mainstem.analysis.keys import SIDES, HeadReading, Key, evaluated, head_reading, neuron_key, pattern_key, value_key
+from mainstem.analysis.keys import SIDES, HeadReading, Key, evaluated, head_reading, pattern_key, value_key
+from mainstem.analysis.neuron_keys import neuron_key
 from mainstem.analysis.parts import pull_back
 from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.targeting import chosen_target

@@ -1,14 +1,9 @@
 """The key of a value unit: the direction of the stream that activates it, read through the norm before it.
 
-For a neuron act(g) the key is its input row, and what is explained is the pre-activation g. For a gated neuron
-m = act(g) u the local linearisation act'(g) u w_gate + act(g) w_up counts twice (K . x / m is 2.0 to 2.3); the key here
-is K = a w_gate + b w_up with b = integral act(s g) ds and a = u integral s act'(s g) ds over s in [0, 1], for which
-K . x = m exactly, by integration by parts (integrated gradients along the ray from zero, see `ray_gradient`).
-For an attention value: what the source's value adds to a direction of the stream at the destination, through W_V and
-W_O. For a pattern: query . key x scale, with the other side as it is, rotary embedding at the real positions and norms
-of queries and keys at their scale (after the subkeys of Yu et al. 2023).
-
-Biases of the matrices add constants of their own. Limits: neurons of routed experts have no reads to take rows from.
+Here are keys of attention; those of neurons are in `neuron_keys`. For an attention value: what the source's value adds
+to a direction of the stream at the destination, through W_V and W_O. For a pattern: query . key x scale, with the other
+side as it is, rotary embedding at the real positions and norms of queries and keys at their scale (after the subkeys of
+Yu et al. 2023). Biases of the matrices add constants of their own.
 """
 
 from dataclasses import dataclass
@@ -21,9 +16,6 @@ from torch import Tensor
 from mainstem.analysis.certificate import SAFETY
 from mainstem.analysis.decompose import product_bound
 from mainstem.analysis.parts import pull_back
-from mainstem.errors import LevelRefusedError, UnitError
-from mainstem.model.activation import ray_gradient
-from mainstem.model.anatomy import Anatomy, Read
 from mainstem.model.graph import Evaluated, evaluate, maps_to
 from mainstem.run.moment import HeadRun, Moment
 from mainstem.run.operands import AttentionOperands
@@ -75,80 +67,6 @@ class Key:
 def evaluated(moment: Moment) -> Evaluated:
     """The stream values of a moment."""
     return evaluate(moment.anatomy.graph, moment.writes, moment.gates)
-
-
-def neuron_write(anatomy: Anatomy, unit: Unit) -> tuple[int, int]:
-    """The write that a neuron belongs to, and its number there.
-
-    Raises:
-        UnitError: if the model has no such neuron.
-        LevelRefusedError: if it is a neuron of a routed expert, or its sublayer has no neurons.
-    """
-    if unit.expert is not None and not unit.shared:
-        raise LevelRefusedError(
-            f"No key for {unit}", None, "the matrices of routed experts are no reads of the stream", REMEDY
-        )
-    assert unit.neuron is not None
-    for i in anatomy.writes_of(unit.sublayer):
-        write = anatomy.writes[i]
-        if "neurons" in write.refusals:
-            raise LevelRefusedError(f"No neurons at {write.unit}", None, write.refusals["neurons"], REMEDY)
-        if write.neurons and write.projection is not None and write.shared_expert == unit.expert:
-            place = unit.neuron - write.first_neuron
-            if 0 <= place < write.projection.n_in:
-                return i, place
-    raise UnitError(f"The model has no neuron {unit}", None, "Run `mainstem anatomy` to see how many there are.")
-
-
-REMEDY = "Ask for the queries of another unit."
-
-
-def neuron_key(moment: Moment, unit: Unit, run: Evaluated | None = None) -> Key:
-    """The key of a neuron of an MLP at the moment's destination.
-
-    Raises:
-        UnitError: if there is no such neuron.
-        LevelRefusedError: if how it comes from what reads the stream is not understood.
-    """
-    anatomy = moment.anatomy
-    index, place = neuron_write(anatomy, unit)
-    write = anatomy.writes[index]
-    made = write.activation
-    if made is None:
-        raise LevelRefusedError(f"No key for {unit}", None, "its activation was not seen", REMEDY)
-    try:
-        entries = made.entries
-    except LevelRefusedError as error:
-        raise LevelRefusedError(f"No key for {unit}", None, error.reason, REMEDY) from error
-    numbers = [made.reads[i] for i in entries.read[place].tolist()]
-    columns = entries.column[place].tolist()
-    reads = [anatomy.reads[number] for number in numbers]
-    if len({read.node for read in reads}) != 1:
-        raise LevelRefusedError(f"No key for {unit}", None, "its two rows read different stream values", REMEDY)
-    seen = [moment.reads[number].reshape(-1)[column] for number, column in zip(numbers, columns, strict=True)]
-    point = torch.stack(seen).double()
-    if len(reads) == 1:
-        slopes, off, quantity, observed = torch.ones_like(point), 0.0, "pre-activation", float(point[0])
-    else:
-        slopes, off = ray_gradient(lambda points: made.of(place, points), point)
-        quantity, observed = "activation", float(moment.sources[index][place])
-        off += 8 * max(torch.finfo(write.dtype).eps, torch.finfo(torch.float32).eps) * abs(observed)
-    values = (run or evaluated(moment)).values[reads[0].node][0].double()
-    direction, constant, slack = torch.zeros_like(values), 0.0, off
-    for slope, column, read in zip(slopes.tolist(), columns, reads, strict=True):
-        direction = direction + slope * read.weight[column].double()
-        constant += 0.0 if read.bias is None else slope * float(read.bias[column])
-        slack += abs(slope) * _row_error(read, column, values)
-    return Key(
-        unit, "value", quantity, moment, reads[0].node, reads[0].stream_node, direction, constant, observed, slack
-    )
-
-
-def _row_error(read: Read, rows: int | slice, x: Tensor) -> float:
-    """Error to expect of rows of a read, the norm's own rounding included."""
-    rows = slice(rows, rows + 1) if isinstance(rows, int) else rows
-    extra = x.abs() * 8 * max(torch.finfo(read.dtype).eps, torch.finfo(torch.float32).eps)
-    return SAFETY * float(product_bound(read.weight[rows], x, read.dtype, extra).norm())
 
 
 @dataclass(frozen=True, eq=False)

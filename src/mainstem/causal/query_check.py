@@ -19,10 +19,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.analysis.keys import HeadReading, Key, neuron_write
+from mainstem.analysis.keys import HeadReading, Key
+from mainstem.analysis.neuron_keys import neuron_of
 from mainstem.analysis.parts import Group
 from mainstem.analysis.queries import Query, Shares
-from mainstem.errors import UsageError
+from mainstem.errors import NotChosenError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap
 from mainstem.run.capture import Captured, capture
@@ -181,14 +182,10 @@ def _quantity(anatomy: Anatomy, run: Captured, row: int, key: Key, reading: Head
     """The key's quantity in one row of a run."""
     made = moment(anatomy, run, row, 0, 0)
     if reading is None:
-        index, place = neuron_write(anatomy, key.unit)
-        if key.quantity == "activation":
-            return float(made.sources[index][place])
-        write = anatomy.writes[index]
-        assert write.activation is not None
-        entries = write.activation.entries
-        number = write.activation.reads[int(entries.read[place, 0])]
-        return float(made.reads[number].reshape(-1)[int(entries.column[place, 0])])
+        try:
+            return neuron_of(made, key.unit).quantity[1]
+        except NotChosenError:
+            return 0.0  # without its queries the router passes its expert by
     core = anatomy.writes[reading.operands.write].attention
     assert core is not None
     if key.side == "value":

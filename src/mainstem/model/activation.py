@@ -25,6 +25,7 @@ from mainstem.model.stream import is_weight_product
 PIECES = 256
 """How many pieces of the ray are tried; an activation that rounds on the way never becomes exact."""
 
+NOT_AGAIN = "the calls between the reads and the neurons cannot be run again"
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 
 
@@ -69,11 +70,13 @@ class Activation:
         if self.program is None:
             raise _refused(self.refusal or "no calls between the reads and the neurons were seen")
         try:
+            if not self._same_in_all_rows():
+                raise _refused("tokens have biases or factors of their own between the reads and the neurons")
             found = self._by_gradient()
             if found.read.shape[1] == 2 and not any(self._homogeneous(found, which) for which in (0, 1)):
                 raise _refused("a neuron of two rows is not an activation of one times the other")
         except FAILURES as error:
-            raise _refused(f"the calls between the reads and the neurons cannot be run again ({error})") from error
+            raise _refused(f"{NOT_AGAIN} ({error})") from error
         return found
 
     def _widths(self) -> list[int]:
@@ -81,27 +84,29 @@ class Activation:
 
     def _probe(self, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        found = []
-        for width in self._widths():
-            half = torch.randn((self.rows + 1) // 2, width, generator=generator, dtype=torch.float64)
-            found.append(torch.cat([half, -half])[: self.rows].to(self.device))  # some are zero on one side
-        return found
+        shapes = [(self.rows, width) for width in self._widths()]
+        return [torch.randn(s, generator=generator, dtype=torch.float64).to(self.device) for s in shapes]
 
-    def _gradients(self, probe: list[Tensor], weights: Tensor | None) -> list[Tensor]:
-        with torch.enable_grad():
-            inputs = [one.clone().requires_grad_() for one in probe]
-            out = self.run(inputs)
-            scaled = out if weights is None else out * weights
-            found = torch.autograd.grad(scaled.sum(), inputs, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(probe, found, strict=True)]
+    def _same_in_all_rows(self) -> bool:
+        out = self.run([one[:1].expand(self.rows, -1) for one in self._probe(3)])
+        return bool((out - out[:1]).norm() <= PROBE * out.norm())
+
+    def _gradients(self, probe: list[Tensor], weights: Tensor) -> list[Tensor]:
+        """Of the weighted sum of all neurons, at the probe and at its negative: some are zero on one side."""
+        found = []
+        for sign in (1.0, -1.0):
+            with torch.enable_grad():
+                inputs = [(sign * one).requires_grad_() for one in probe]
+                made = torch.autograd.grad((self.run(inputs) * weights).sum(), inputs, allow_unused=True)
+            found.append([torch.zeros_like(p) if g is None else g for p, g in zip(probe, made, strict=True)])
+        return [torch.cat(both) for both in zip(*found, strict=True)]
 
     def _by_gradient(self) -> Entries:
         probe = self._probe(0)
         count = self.run(probe).shape[1]
-        plain = self._gradients(probe, None)
-        numbered = self._gradients(probe, torch.arange(1, count + 1, dtype=torch.float64, device=self.device))
+        ones = torch.ones(count, dtype=torch.float64, device=self.device)
         mixed = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(self.device) + 0.5
-        weighted = self._gradients(probe, mixed)
+        plain, numbered, weighted = (self._gradients(probe, weights) for weights in (ones, ones.cumsum(0), mixed))
         places: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         for number, (one, by_number, by_weight) in enumerate(zip(plain, numbered, weighted, strict=True)):
             row = one.abs().argmax(0, keepdim=True)
@@ -167,12 +172,18 @@ def find_activation(source: Value, products: dict[int, int], positions: int) -> 
     unknown = [value for value in found if value.id not in products]
     if unknown or not found:
         return Activation(refusal="what they read does not come from the stream by one matrix")
-    program = extract(source, found)
     rows = source.tensor.numel() // source.shape[-1] if source.tensor.numel() else 0
-    if program is None or rows != positions or any(value.tensor.numel() % rows for value in found):
-        return Activation(refusal="the calls between the reads and the neurons cannot be run again")
-    reads = tuple(products[value.id] for value in found)
-    return Activation(reads, program, tuple(value.shape for value in found), rows, source.tensor.device)
+    if rows != positions:
+        return Activation(refusal=NOT_AGAIN)
+    return activation_of(source, found, tuple(products[value.id] for value in found), rows)
+
+
+def activation_of(source: Value, products: list[Value], reads: tuple[int, ...], rows: int) -> Activation:
+    """The activation from `products`, numbered by `reads`, to the neurons of as many rows."""
+    program = extract(source, products)
+    if program is None or any(value.tensor.numel() % rows for value in products):
+        return Activation(refusal=NOT_AGAIN)
+    return Activation(reads, program, tuple(value.shape for value in products), rows, source.tensor.device)
 
 
 def first_products(value: Value) -> list[Value] | None:

@@ -179,11 +179,15 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class ExpertRead:
-    """What the experts of a sublayer read: `node` of the stream graph, in the module call that `site` records."""
+    """What the experts of a sublayer read, in the module call that `site` records.
+
+    `node` of the stream graph is what they read, after its norm, and `stream_node` the stream before it.
+    """
 
     unit: Unit
     site: ExpertSite
     node: int
+    stream_node: int
 
 
 @dataclass(frozen=True, eq=False)

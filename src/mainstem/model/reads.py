@@ -31,14 +31,16 @@ class Reads:
     """Reads with the values they read; `finish` gives them their nodes in the graph."""
 
     found: list[tuple[Read, Value, Value]]
-    experts: list[tuple[Unit, ExpertSite, Value]]
+    experts: list[tuple[Unit, ExpertSite, Value, Value]]
     inputs: list[Value]
     activations: dict[int, Activation] = field(default_factory=dict)
     query_width: dict[Unit, int] = field(default_factory=dict)
 
     def finish_experts(self, node_of: Mapping[int, int]) -> list[ExpertRead]:
         """What experts read, with its place in the stream graph."""
-        return [ExpertRead(unit, site, node_of[value.id]) for unit, site, value in self.experts]
+        return [
+            ExpertRead(unit, site, node_of[value.id], node_of[stream.id]) for unit, site, value, stream in self.experts
+        ]
 
     def finish(self, node_of: Mapping[int, int]) -> list[Read]:
         """The reads with their places in the stream graph."""
@@ -69,7 +71,7 @@ def find_reads(
             products[value.id] = len(found)
             found.append(read)
     experts = _expert_reads(labelled, resolver)
-    inputs = [value for _, value, _ in found] + [value for _, _, value in experts]
+    inputs = [value for _, value, _ in found] + [value for _, _, value, _ in experts]
     return Reads(found, experts, inputs, _activations(labelled, products, walk.positions))
 
 
@@ -82,13 +84,13 @@ def _activations(labelled: Labelled, products: dict[int, int], positions: int) -
     return found
 
 
-def _expert_reads(labelled: Labelled, resolver: "_Resolver") -> list[tuple[Unit, ExpertSite, Value]]:
+def _expert_reads(labelled: Labelled, resolver: "_Resolver") -> list[tuple[Unit, ExpertSite, Value, Value]]:
     found = []
     for write, path, inputs in zip(labelled.writes, labelled.paths, labelled.inputs, strict=True):
         if write.experts is not None:
             source = experts_source(path.write, inputs, resolver.resolves)
             if source is not None:
-                found.append((write.unit, write.experts, source))
+                found.append((write.unit, write.experts, source, resolver.behind_norm(source)[1]))
     return found
 
 
