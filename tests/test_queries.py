@@ -55,11 +55,13 @@ def test_neurons_that_are_not_understood_are_refused(kind: type, reason: str) ->
         ("L2H1", {}, UnitError, "has no one key"),
         ("L2.mlp", {}, UnitError, "has no one key"),
         ("L2H1.4", {}, UnitError, "has no one key"),
-        ("L9N5", {}, UnitError, "no neuron"),
-        ("L2N99999", {}, UnitError, "no neuron"),
-        ("L9H1@3", {}, UnitError, "no sublayer"),
-        ("L2H99@3", {}, UnitError, "no unit"),
-        ("L2H1@99", {}, UnitError, "no unit"),
+        ("L9N5", {}, UnitError, "no neuron L9N5. Its layers go from L0 to L2"),
+        ("L2N99999", {}, UnitError, r"no neuron.*L2N0 to L2N\d+"),
+        ("L2E1N3", {}, UnitError, r"no neuron.*L2N0 to L2N\d+"),
+        ("L9H1@3", {}, UnitError, "no sublayer.*L0 to L2"),
+        ("L2H99@3", {}, UnitError, "no unit.*L2H0@0 to L2H3@22"),
+        ("L2H1@99", {}, UnitError, "no unit.*L2H0@0 to L2H3@22"),
+        ("L2H1.99@3", {}, UnitError, r"no unit.*value has \d+ entries.*L2H0@0"),
         ("L2N5", {"side": "key"}, UsageError, "no key side"),
         ("L2N5", {"level": "hads"}, ChoiceError, "heads"),
         ("L2N5", {"side": "keys"}, ChoiceError, "key"),
@@ -78,7 +80,7 @@ def test_a_source_that_is_not_seen_is_refused() -> None:
 
 def test_experts_that_were_not_chosen_have_no_queries() -> None:
     trace = traced("mixtral")
-    for unit, says in (("L2E9N5", "no neuron"), ("L2E1N999", "no neuron"), ("L2N5", "no neuron")):
+    for unit, says in (("L2E9N5", "no neuron.*L2E"), ("L2E1N999", "no neuron.*L2E"), ("L2N5", "no neuron.*L2E")):
         with pytest.raises(UnitError, match=says):
             trace.queries(unit)
     refused = 0

@@ -1,6 +1,7 @@
 """What single units say: by their address at any level, beside a null that can say no, and the sigmoid of a token."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import jaxtyping
 import pytest
@@ -12,6 +13,7 @@ import mainstem
 from mainstem.analysis.bases import entries
 from mainstem.analysis.readout import before_softmax, frozen_scale, normed
 from mainstem.analysis.unit_tokens import alone, centred_logits, spread
+from mainstem.analysis.warnings import null_warning
 from mainstem.errors import LevelRefusedError, UnitError, UsageError
 from mainstem.session import Model
 from mainstem.tracing import Trace
@@ -173,6 +175,31 @@ def test_capped_logits_follow_no_sigmoid() -> None:
     assert reader.read("L1N3", [5]).sigmoids == []
     with pytest.raises(LevelRefusedError, match="capped"):
         reader.sigmoid(reader.part("L1N3"), 5)
+
+
+# --- the warning of explain ---------------------------------------------------------------------------------
+
+
+def test_early_units_that_say_no_more_than_chance_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One unit writes a random direction, one what a token is read by; the same in the last layer is no early unit."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    made = trace_of("llama").decompose("sublayers")
+    rows = made.moment.anatomy.readout.unembedding.double()
+    chance = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(4)).double()
+    drawn = [(Unit.ffn_neuron(layer, 3), v) for layer in (0, 2) for v in (chance, rows[5])]
+    values = [SimpleNamespace(unit=unit, vector=lambda v=vector: v) for unit, vector in drawn]
+    (warning,) = null_warning(made, values)  # type: ignore[arg-type]
+    assert warning.code == "null" and warning.value == 0.5 and "of the 2 listed units" in warning.text
+    assert null_warning(made, values[1:]) == null_warning(made, values[2:]) == []  # type: ignore[arg-type]
+
+
+def test_explain_warns_of_early_units_without_a_null() -> None:
+    trace = trace_of("llama")
+    made = trace.explain(top=200, kinds=["ffn_neuron"], score="norm")
+    (warning,) = [warning for warning in made.warnings if warning["code"] == "null"]
+    assert (
+        0 < warning["value"] <= 1 and f"of the {sum(v.unit.startswith('L0') for v in made.values)} " in warning["text"]
+    )
 
 
 # --- requests -----------------------------------------------------------------------------------------------

@@ -261,6 +261,7 @@ def _warnings(trace: "Trace", steps: Sequence[Step], ranking: Ranking):
     begins = bos is not None and first.trace.ids(first.row)[0] == bos
     found = warn.sink_warnings(first.main, ranking.values, begins)
     found += warn.tied_warning(first.main)
+    found += warn.null_warning(first.main, ranking.values, trace.model.seed)
     for made in ranking.attributions:
         found += warn.cancel_warning(made)
     if first.target.ids:

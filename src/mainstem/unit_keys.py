@@ -13,6 +13,7 @@ from mainstem.analysis.decompose import decompose
 from mainstem.analysis.keys import SIDES, HeadReading, Key, evaluated, head_reading, pattern_key, value_key
 from mainstem.analysis.neuron_keys import neuron_key
 from mainstem.analysis.parts import pull_back
+from mainstem.analysis.unit_tokens import existing
 from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.targeting import chosen_target
 from mainstem.targets import Target
@@ -109,15 +110,17 @@ def _reading(trace: "Trace", unit: Unit, position: int, row: int) -> HeadReading
     if not indices:
         reasons = [w.refusals["subvalues"] for w in anatomy.writes if w.unit == unit.sublayer and w.refusals]
         if not reasons:
-            raise UnitError(f"The model has no sublayer {unit.sublayer}", None, "See `mainstem anatomy`.")
+            there = existing(decompose(trace.run.moment(position, row), "units"), unit)
+            raise UnitError(f"The model has no sublayer {unit.sublayer}", None, there)
         raise LevelRefusedError(f"No subvalues at {unit.sublayer}", reason=reasons[0])
     here = trace.run.moment(position, row)
     core = anatomy.writes[indices[0]].attention
     assert core is not None and unit.head_index is not None and unit.source is not None
     width = core.channels.shape[1]
     if unit.head_index >= core.n_heads or unit.source >= here.n_sources or (unit.neuron or 0) >= width:
-        what = f"{core.n_heads} heads of {width} entries there, and the prompt {here.n_sources} positions"
-        raise UnitError(f"The run has no unit {unit}", None, f"There are {what}.")
+        entries = f"A head's value has {width} entries. " if unit.neuron is not None else ""
+        there = existing(decompose(here, "units"), unit)
+        raise UnitError(f"The run has no unit {unit}", None, entries + there)
     if float(here.attention[core.site].pattern[unit.head_index, unit.source]) == 0.0:
         raise UnitError(
             f"{unit} has no weight", f"position {here.position}", "The destination does not see the source."

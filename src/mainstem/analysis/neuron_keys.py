@@ -16,16 +16,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.certificate import SAFETY
-from mainstem.analysis.decompose import product_bound
+from mainstem.analysis.decompose import decompose, product_bound
 from mainstem.analysis.keys import Key, evaluated
+from mainstem.analysis.unit_tokens import existing
 from mainstem.errors import LevelRefusedError, NotChosenError, UnitError
 from mainstem.model.activation import Activation, ray_gradient
-from mainstem.model.anatomy import Anatomy, Write
+from mainstem.model.anatomy import Write
 from mainstem.run.moment import Moment
 from mainstem.units import Unit
 
 REMEDY = "Ask for the queries of another unit."
-SEE_ANATOMY = "Run `mainstem anatomy` to see how many there are."
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def neuron_of(moment: Moment, unit: Unit) -> Neuron:
     if unit.expert is not None and not unit.shared:
         return _experts_neuron(moment, unit)
     anatomy = moment.anatomy
-    index, place = _neuron_write(anatomy, unit)
+    index, place = _neuron_write(moment, unit)
     write = anatomy.writes[index]
     made = write.activation
     if made is None:
@@ -80,18 +80,22 @@ def neuron_of(moment: Moment, unit: Unit) -> Neuron:
     return Neuron(place, made, rows, float(moment.sources[index][place]), write.dtype)
 
 
-def _neuron_write(anatomy: Anatomy, unit: Unit) -> tuple[int, int]:
+def _neuron_write(moment: Moment, unit: Unit) -> tuple[int, int]:
     """The write that a neuron of an MLP or of a shared expert belongs to, and its number there."""
     assert unit.neuron is not None
-    for i in anatomy.writes_of(unit.sublayer):
-        write = anatomy.writes[i]
+    for i in moment.anatomy.writes_of(unit.sublayer):
+        write = moment.anatomy.writes[i]
         if "neurons" in write.refusals:
             raise LevelRefusedError(f"No neurons at {write.unit}", None, write.refusals["neurons"], REMEDY)
         if write.neurons and write.projection is not None and write.shared_expert == unit.expert:
             place = unit.neuron - write.first_neuron
             if 0 <= place < write.projection.n_in:
                 return i, place
-    raise UnitError(f"The model has no neuron {unit}", None, SEE_ANATOMY)
+    raise _missing(moment, unit)
+
+
+def _missing(moment: Moment, unit: Unit) -> UnitError:
+    return UnitError(f"The model has no neuron {unit}", None, existing(decompose(moment, "units"), unit))
 
 
 def _entries(unit: Unit, made: Activation, place: int) -> list[tuple[int, int]]:
@@ -106,7 +110,7 @@ def _entries(unit: Unit, made: Activation, place: int) -> list[tuple[int, int]]:
 def _experts_neuron(moment: Moment, unit: Unit) -> Neuron:
     """A neuron of a routed expert; `rows` are those of the expert's own matrices."""
     assert unit.neuron is not None
-    write = _experts_write(moment.anatomy, unit)
+    write = _experts_write(moment, unit)
     site = write.experts
     assert site is not None
     chosen = {
@@ -144,14 +148,14 @@ def _experts_neuron(moment: Moment, unit: Unit) -> Neuron:
     return Neuron(unit.neuron, made, rows, float(hidden), hidden.dtype)
 
 
-def _experts_write(anatomy: Anatomy, unit: Unit) -> Write:
+def _experts_write(moment: Moment, unit: Unit) -> Write:
     assert unit.expert is not None and unit.neuron is not None
-    for write in (anatomy.writes[i] for i in anatomy.writes_of(unit.sublayer)):
+    for write in (moment.anatomy.writes[i] for i in moment.anatomy.writes_of(unit.sublayer)):
         if "neurons" in write.refusals:
             raise LevelRefusedError(f"No neurons at {write.unit}", None, write.refusals["neurons"], REMEDY)
         if write.experts is not None and unit.expert < write.n_experts and unit.neuron < write.expert_width:
             return write
-    raise UnitError(f"The model has no neuron {unit}", None, SEE_ANATOMY)
+    raise _missing(moment, unit)
 
 
 def _refused(unit: Unit, reason: str | None) -> LevelRefusedError:

@@ -72,12 +72,12 @@ def require_part(decomposition: Decomposition, unit: Unit) -> Part:
     """
     found = find_part(decomposition, unit)
     if found is None:
-        raise UnitError(f"The model has no unit {unit} here", None, _existing(decomposition, unit))
+        raise UnitError(f"The model has no unit {unit} here", None, existing(decomposition, unit))
     return found
 
 
-def _existing(decomposition: Decomposition, unit: Unit) -> str:
-    """Which units there are in the layer of an address, or which layers."""
+def existing(decomposition: Decomposition, unit: Unit) -> str:
+    """Which units there are in the layer of an address, or which layers: a sentence for an error's remedy."""
     layers = [u.layer for u in decomposition.moment.anatomy.sublayers() if u.layer is not None]
     if unit.layer is not None and unit.layer > max(layers, default=-1):
         return f"Its layers go from L0 to L{max(layers, default=0)}."

@@ -9,10 +9,13 @@ import torch
 from mainstem.analysis.attribution import Attribution, Scored
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.lens import Lens
+from mainstem.analysis.unit_tokens import LEVEL, centred_logits, spread
 
 SINK_SHARE = 0.5
 CANCELLATION = 0.5
 EARLY = 3
+EARLY_LAYERS = 1 / 3
+"""The part of the layers whose units are compared with random directions."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,28 @@ def lens_warning(lens: Lens) -> list[Warning]:
     else:
         return []
     return [Warning("early-lens", text, round(relative, 4))]
+
+
+def null_warning(decomposition: Decomposition, values: Sequence[Scored], seed: int = 0) -> list[Warning]:
+    """Listed units of the early layers whose tokens are no larger than those of random directions of their norm."""
+    anatomy = decomposition.moment.anatomy
+    early = [v for v in values if v.unit.layer is not None and v.unit.layer < EARLY_LAYERS * anatomy.sizes.n_layers]
+    if not early or anatomy.readout.opaque is not None:
+        return []
+    vectors = torch.stack([value.vector() for value in early])
+    largest = centred_logits(decomposition, vectors).abs().amax(-1).tolist()
+    null, sizes = spread(decomposition, seed=seed), vectors.norm(dim=-1).tolist()
+    within = sum(logit <= null.threshold(size) for logit, size in zip(largest, sizes, strict=True))
+    if not within:
+        return []
+    return [
+        Warning(
+            "null",
+            f"of the {len(early)} listed units of the first third of the layers, {within} promote and suppress no "
+            f"token more than {LEVEL:.0%} of random directions of their norm do (`mainstem lens --unit` shows them).",
+            round(within / len(early), 4),
+        )
+    ]
 
 
 def chat_warning(has_template: bool, used: bool) -> list[Warning]:
