@@ -680,4 +680,4 @@ def test_a_continuation_and_a_direction_can_be_asked_for(run, tmp_path):
     assert document["target"]["token"] == "input of L1N3" and any("L1N3 reads" in note for note in document["notes"])
     refused(run("explain", PROMPT, "--direction", "L1H0"), 2, "no one direction")
     refused(run("explain", PROMPT, "--continuation", "xy", "--target", "m"), 2, "mixes")
-    refused(run("explain", PROMPT, "--continuation", "xy", "--verify"), 2, "not for a continuation", "--verify")
+    refused(run("explain", PROMPT, "--continuation", "xy", "--verify"), 2, "one for each of its tokens", "--verify")

@@ -222,6 +222,34 @@ def test_the_direction_of_a_unit_belongs_to_a_run() -> None:
         trace_of("llama").explain(direction="L2N5", target="id:3")
 
 
+def test_what_has_no_verdict_says_why() -> None:
+    trace = traced("llama")
+    width = trace.model.anatomy.sizes.d_model
+    for options, words in (
+        ({"continuation": [3, 4], "ablate": {"ffn": 2}}, "one destination.*one by one"),
+        ({"direction": [1.0] * width, "ablate": {"ffn": 2}}, "direction has neither.*Trace.check_queries"),
+        ({"continuation": [3, 4], "queries": 1}, "one destination.*Trace.queries"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            trace.explain(**options)
+    for target in (Target(continuation=(3, 4)), Target(direction=(1.0,) * width)):
+        with pytest.raises(UsageError, match="A causal verdict"):
+            trace.verify(target)
+
+
+def test_what_writes_along_a_direction_has_queries() -> None:
+    trace = traced("llama")
+    target = trace.direction("L2N5")
+    made = trace.explain(direction="L2N5", top=8, queries=2, kinds=["ffn_neuron", "attention_subvalue"])
+    assert len(made.query_sums) + len(made.query_refusals) == 8 and all(one["holds"] for one in made.query_sums)
+    found = trace.queries("L1H0@3", target=target, level="sublayers")
+    assert found.quantity == "direct effect" and found.holds
+    own = next(g for g in trace.decompose("units").groups if str(g.units[0]).startswith("L1H0@"))
+    scores = own.dot(torch.tensor(target.direction, dtype=torch.float64))
+    place = [str(unit) for unit in own.units].index("L1H0@3")
+    assert found.observed == pytest.approx(float(scores[place]), rel=1e-4, abs=1e-6)
+
+
 def test_a_unit_that_is_off_reads_nothing() -> None:
     trace = traced("llama", hidden_act="relu")
     off = next(unit for unit in (f"L2N{i}" for i in range(24)) if trace.unit_tokens(unit).coefficient == 0)

@@ -27,7 +27,7 @@ from mainstem.targeting import chosen_target
 from mainstem.targets import Target
 from mainstem.unit_keys import input_key, input_note, input_target, named_unit
 from mainstem.units import Unit
-from mainstem.verifying import verify_trace
+from mainstem.verifying import require_tokens, verify_trace
 
 if TYPE_CHECKING:
     from mainstem.tracing import Trace
@@ -157,12 +157,11 @@ def _check_target(target: Target, norm: str, queries: int, ablate: Mapping[str, 
     if target.direction and norm == "recompute":
         what = "A direction is read before the final norm, which has no part in it"
         raise UsageError(what, "--norm recompute", "Leave out --norm.")
-    if target.ids or not (queries or ablate is not None):
-        return
-    what, option = ("A causal verdict", "--verify") if ablate is not None else ("Queries", "--queries")
-    raise UsageError(
-        f"{what} can be had for a token, a set or a contrast, not for a {target.kind}", option, "Name a token."
-    )
+    if ablate is not None:
+        require_tokens(target)
+    if queries and target.continuation:
+        what = "Queries are asked of units at one destination, and a continuation has one for each of its tokens"
+        raise UsageError(what, "--queries", "Name a token, or ask a trace of the longer prompt: `Trace.queries`.")
 
 
 def check_options(

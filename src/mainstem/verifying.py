@@ -111,8 +111,23 @@ def _check(trace: "Trace", counts: Mapping[str, int], target: Target) -> None:
             raise UsageError(f"{count} units cannot be taken out", f"--ablate {kind}={count}", "Give 0 or more.")
     if not any(counts.values()):
         raise UsageError("There is nothing to take out", "--ablate", "Give ffn=25, attention=75, or one of them.")
-    if not target.ids:
-        raise UsageError("A causal verdict needs a target of tokens", target.text, "Name a token or a set of tokens.")
+    require_tokens(target)
+
+
+def require_tokens(target: Target) -> None:
+    """UsageError for a target that a verdict cannot be on, with the reason."""
+    if target.continuation:
+        raise UsageError(
+            "A causal verdict is on one destination, and a continuation has one for each of its tokens",
+            "--verify",
+            "Verify them one by one: put the tokens before it into the prompt, and name the token.",
+        )
+    if target.direction:
+        raise UsageError(
+            "A causal verdict compares probabilities, beside the tops of other tokens; a direction has neither",
+            "--verify",
+            "Name a token; for the input of a unit, `Trace.check_queries` takes away what activates it.",
+        )
 
 
 class Ranker:
