@@ -7,7 +7,8 @@ mean are computed; what R can do is bounded in one of two ways:
 
 - by `Reach`, weight-only numbers of each neuron (extremes, mean and squares of what its column does to all logits):
   d = k a, so d <= k max a, and Var_q d <= q_max sum over R of (d - mu)^2, and <= (max - mu) (mu - min);
-- otherwise by the length of what the unembedding reads of the unit, times the spread of its rows around their mean.
+- otherwise by the length of what the unembedding reads of the unit, times the spread of its rows around their middle
+  m, their plain mean: |d_i - m . v| <= |v| |w_i - m|, so one pass over the unembedding serves all bases.
 
 Under a recomputed norm d = stretch u + after (what the unit alone does), and the two terms' bounds add up. A softcap
 has slope at most 1, so exp of a capped change is at most 1 + exp of the uncapped one. A loose bound costs time, never
@@ -23,13 +24,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.parts import Columns, Group, scalar_of
-from mainstem.analysis.readout import VOCABULARY_CHUNK, expected_rows, softcapped
+from mainstem.analysis.readout import expected_rows, softcapped
 from mainstem.analysis.search_bases import Bases, Changes
 from mainstem.analysis.upper_bounds import odds_increase, own_gain, read_rows
 from mainstem.model.reach import Reach
 from mainstem.units import Unit
 
 LIKELIEST = 32
+ROWS = 1024
 CHUNK = 64
 SAFETY = 1 + 1e-4
 """Sizes that were computed in float32 are taken a little larger."""
@@ -42,8 +44,6 @@ class LowerBounds:
         self, bases: Bases, groups: Sequence[tuple[Group | None, Unit]], reach: Mapping[str, Reach] | None = None
     ) -> None:
         self.bases, self.reach = bases, reach or {}
-        unknown = [owner for group, owner in groups if group is not None and self._known(group, owner) is None]
-        self.spread_rows = sorted({bases.row(owner) for owner in unknown})
         p = bases.p
         likeliest = p.topk(min(LIKELIEST, p.shape[-1])).indices
         own = bases.own.expand(len(p), -1)
@@ -57,21 +57,17 @@ class LowerBounds:
         self.mean = torch.cat([expected_rows(bases.readout, rows) for rows in self.q.split(CHUNK)])
 
     @cached_property
+    def middle(self) -> Float[Tensor, " d_in"]:
+        """The mean of the unembedding's rows."""
+        return self.bases.readout.unembedding.mean(0, dtype=self.mean.dtype)
+
+    @cached_property
     def spread(self) -> tuple[Float[Tensor, " base"], Float[Tensor, " base"]]:
-        """Of the rest's rows around their mean under q: mean square, and the largest distance; for `spread_rows`."""
-        weight, chosen = self.bases.readout.unembedding, self.spread_rows
-        mean, q = self.mean[chosen], self.q[chosen]
-        means = mean.pow(2).sum(-1)[:, None]
-        squares, farthest = torch.zeros_like(means[:, 0]), torch.zeros_like(means[:, 0])
-        for start in range(0, weight.shape[0], VOCABULARY_CHUNK):
-            rows = weight[start : start + VOCABULARY_CHUNK].to(mean)
-            distance = torch.addmm(rows.pow(2).sum(-1), mean, rows.T, alpha=-2).add_(means)
-            own = q[:, start : start + VOCABULARY_CHUNK]
-            squares += torch.einsum("bv,bv->b", own, distance).clamp_min(0)
-            farthest = torch.maximum(farthest, distance.masked_fill_(own == 0, 0).amax(-1))
-        full = torch.full((2, len(self.mass)), torch.inf, dtype=mean.dtype, device=mean.device)
-        full[:, chosen] = torch.stack([squares, farthest.sqrt()]) * SAFETY
-        return full[0], full[1]
+        """Of the rest's rows around the middle: mean square under q, and the largest distance."""
+        pieces = self.bases.readout.unembedding.split(ROWS)
+        distances = torch.cat([torch.linalg.vector_norm(rows.to(self.middle) - self.middle, dim=-1) for rows in pieces])
+        farthest = torch.stack([distances.index_fill(0, inside, 0).max() for inside in self.inside])
+        return self.q @ distances.pow(2) * SAFETY, farthest * SAFETY
 
     @cached_property
     def plain(self) -> tuple[Float[Tensor, " base"], Float[Tensor, " base"], Float[Tensor, " base"]]:
@@ -99,10 +95,10 @@ class LowerBounds:
             return torch.where(value.isfinite(), value, -torch.inf), rounding
         row = bases.row(owner)
         inside = self.inside[row]
-        rows = torch.cat([bases.tokens(inside), self.mean[row][None].double()])
+        rows = torch.cat([bases.tokens(inside), self.mean[row][None].double(), self.middle[None].double()])
         changes = bases.changes(group, owner, rows)
-        moved, mean = changes.values[:, :-1], changes.values[:, -1]
-        high, variance = self._rest(group, owner, changes, mean)
+        moved, mean = changes.values[:, :-2], changes.values[:, -2]
+        high, variance = self._rest(group, owner, changes)
         outside = mean + _bennett(variance, (high - mean).clamp_min(1e-9))
         if bases.readout.softcap is not None:
             outside = torch.nn.functional.softplus(outside)
@@ -116,23 +112,35 @@ class LowerBounds:
         bound = torch.where(changes.trusted & ~bound.isnan(), bound, -torch.inf)
         return bound, changes.rounding + bases.rounding[row]
 
-    def _rest(self, group: Group, owner: Unit, changes: Changes, mean: Tensor) -> tuple[Tensor, Tensor]:
+    def _rest(self, group: Group, owner: Unit, changes: Changes) -> tuple[Tensor, Tensor]:
         """The highest change of a token outside S, and a bound on the changes' variance under q."""
-        row = self.bases.row(owner)
-        known = self._by_reach(group, owner, changes, mean)
-        if known is None:
-            squares, farthest = (value[row] for value in self.spread)
-            square = self.bases.entries[owner].squares(group, lambda v: read_rows(self.bases, v), self.bases.dtype)
-            length = changes.after * square.sqrt().to(changes.after) * abs(self.bases.readout.scale) * SAFETY
-            alone, deviation = length * farthest, length * squares.sqrt()
-            if self.bases.scale is not None:
-                return mean + alone, deviation.pow(2)
-            # mean is of both terms: the unit's own mean is what the stretch does not explain
-            low, high, plain_deviation = (value[row] for value in self.plain)
-            stretch = changes.stretch
-            above = torch.maximum(stretch * (high - self.centre[row]), stretch * (low - self.centre[row]))
-            return mean + above + alone, (stretch.abs() * plain_deviation + deviation).pow(2)
-        return known
+        bases, row = self.bases, self.bases.row(owner)
+        own = changes.values
+        if bases.scale is None:  # what the unit alone does is what the stretch does not explain
+            u = bases.u[row] - bases.constants
+            plain = torch.cat([u[self.inside[row]], self.centre[row][None], u.mean()[None]])
+            own = own - changes.stretch[:, None] * plain
+        numbers = self._known(group, owner)
+        if numbers is None:
+            high, variance = self._by_length(group, owner, changes, own)
+        else:
+            high, variance = self._by_reach(row, changes.after * group.coefficients.to(own) * numbers[0], numbers[1], own)
+        if bases.scale is not None:
+            return high, variance
+        stretch = changes.stretch
+        plain_low, plain_high, plain_deviation = (value[row] for value in self.plain)
+        high = high + torch.maximum(stretch * plain_high, stretch * plain_low)
+        return high, (stretch.abs() * plain_deviation + variance.sqrt()).pow(2)
+
+    def _by_length(self, group: Group, owner: Unit, changes: Changes, own: Tensor) -> tuple[Tensor, Tensor]:
+        """What the unit alone does to the rest, from the length of what the unembedding reads of it."""
+        bases, row = self.bases, self.bases.row(owner)
+        squares, farthest = (value[row] for value in self.spread)
+        square = bases.entries[owner].squares(group, lambda v: read_rows(bases, v), bases.dtype)
+        length = changes.after * square.sqrt().to(changes.after) * abs(bases.readout.scale) * SAFETY
+        mean, middle = own[:, -2], own[:, -1]
+        variance = length.pow(2) * squares - (mean - middle).pow(2) / SAFETY
+        return middle + length * farthest, variance.clamp_min(0)
 
     def _known(self, group: Group, owner: Unit) -> tuple[float, Reach] | None:
         """The numbers of a group of neurons and the factor that its tail is, where there are both."""
@@ -140,31 +148,16 @@ class LowerBounds:
         factor = scalar_of(self.bases.entries[owner].tails[group.node]) if reach is not None else None
         return None if reach is None or factor is None else (factor, reach)
 
-    def _by_reach(self, group: Group, owner: Unit, changes: Changes, mean: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The same from the weight-only numbers of a group of neurons, where there are such numbers."""
-        bases, row = self.bases, self.bases.row(owner)
-        numbers = self._known(group, owner)
-        if numbers is None:
-            return None
-        factor, reach = numbers
-        k = changes.after * group.coefficients.to(changes.after) * factor
+    def _by_reach(self, row: int, k: Tensor, reach: Reach, own: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from the weight-only numbers of neurons, each times its `k`."""
+        known, mean = own[:, :-2], own[:, -2]
         high, low = torch.maximum(k * reach.high, k * reach.low), torch.minimum(k * reach.high, k * reach.low)
-        stretch = changes.stretch
-        inside = self.inside[row]
-        own, known = mean, changes.values[:, :-1]
-        if bases.scale is None:
-            own = mean - stretch * self.centre[row]
-            known = known - stretch[:, None] * (bases.u[row, inside] - bases.constants[inside])
-        total = k.pow(2) * reach.squares + bases.u.shape[1] * (k * reach.mean - own).pow(2)
-        total = total * SAFETY - (known - own[:, None]).pow(2).sum(-1) / SAFETY
+        total = k.pow(2) * reach.squares + self.q.shape[1] * (k * reach.mean - mean).pow(2)
+        total = total * SAFETY - (known - mean[:, None]).pow(2).sum(-1) / SAFETY
         slack = (SAFETY - 1) * (high - low)
         high, low = high + slack, low - slack
-        variance = torch.minimum(self.largest[row] * total.clamp_min(0), ((high - own) * (own - low)).clamp_min(0))
-        if bases.scale is not None:
-            return high, variance
-        plain_low, plain_high, plain_deviation = (value[row] for value in self.plain)
-        high = high + torch.maximum(stretch * plain_high, stretch * plain_low)
-        return high, (stretch.abs() * plain_deviation + variance.sqrt()).pow(2)
+        bounded = ((high - mean) * (mean - low)).clamp_min(0)
+        return high, torch.minimum(self.largest[row] * total.clamp_min(0), bounded)
 
 
 def _bennett(variance: Tensor, b: Tensor) -> Tensor:

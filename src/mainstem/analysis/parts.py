@@ -225,7 +225,7 @@ class Subvalues(Group):
         out = torch.empty(len(index), self.matrix.shape[0], dtype=weights.dtype, device=weights.device)
         for number in head.unique():
             own, channels = head == number, self.channels[number]
-            out[own] = (weights[own] * self.multiplier[channels]) @ self.matrix[:, channels].double().T
+            out[own] = (weights[own] * self.multiplier[channels]) @ self.matrix.T[channels].double()
         return out
 
     def raw_dot(self, direction):
@@ -240,7 +240,14 @@ class Subvalues(Group):
         return out.flatten(0, 1) if direction.dim() == 2 else out[:, :, 0].flatten()
 
     def raw_squares(self, rows, dtype):
-        """Squared lengths before the tail: value . (Gram matrix of the head's output) . value, float64 throughout."""
+        """Squared lengths before the tail, float64 throughout: of the vectors where a head has fewer sources than
+        dimensions, otherwise value . (Gram matrix of the head's output) . value.
+        """
+        if self.values.shape[1] < self.values.shape[2]:
+            values = self.values.double()[self.group] * self.multiplier[self.channels][:, None]
+            written = (values @ self.matrix.T[self.channels].double()).flatten(0, 1)
+            sizes = (written if rows is None else rows(written)).pow(2).sum(-1)
+            return sizes * self.pattern.flatten().pow(2)
         out = torch.empty(self.pattern.shape, dtype=torch.float64, device=self.pattern.device)
         for number, value in enumerate(self.values):
             heads, value = torch.nonzero(self.group == number).flatten(), value.double()

@@ -72,8 +72,14 @@ def logits_of(
         return _opaque_logits(readout, states)
     dtype = working_dtype(readout)
     x = normed(readout, states, scale).to(dtype)
-    out = torch.cat([before_softmax(readout, rows) for rows in x.split(CHUNK)])
-    return softcapped(readout, out)
+    return softcapped(readout, before_softmax_of(readout, x))
+
+
+def before_softmax_of(readout: Readout, x: Float[Tensor, "unit d_in"]) -> Float[Tensor, "unit d_vocab"]:
+    """`before_softmax` of any number of rows, in chunks."""
+    if len(x) <= CHUNK:
+        return before_softmax(readout, x)
+    return torch.cat([before_softmax(readout, rows) for rows in x.split(CHUNK)])
 
 
 def before_softmax(readout: Readout, x: Float[Tensor, "unit d_in"]) -> Float[Tensor, "unit d_vocab"]:

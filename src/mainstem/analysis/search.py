@@ -134,11 +134,11 @@ class IncreaseSearch:
         gaps = best = torch.empty(0, dtype=torch.float64, device=bounds.device)
         done, kth, chunk = 0, -math.inf, SMALLEST_CHUNK
         while done < total and (exhaustive or float(allowed[order[done]]) >= kth - SLACK):
-            wanted = count + count // 8 - done if done < count else chunk
-            wanted = LARGEST_CHUNK if exhaustive else min(max(wanted, SMALLEST_CHUNK), LARGEST_CHUNK)
-            made, apart = self.scores(order[done : done + wanted])
-            if done >= count:
+            wanted = total if exhaustive else max(count - done, SMALLEST_CHUNK)
+            if done >= count and not exhaustive:
+                wanted = min(int((allowed[order[done:]] >= kth - SLACK).sum()), chunk)
                 chunk *= 2  # the bounds are loose, and few large products are faster than many small ones
+            made, apart = self.scores(order[done : done + min(wanted, LARGEST_CHUNK)])
             scores, gaps = torch.cat([scores, made]), torch.cat([gaps, apart])
             done, best = len(scores), sign * scores.sum(-1)
             kth = float(best.topk(count).values[-1]) if done >= count else -math.inf
@@ -163,8 +163,8 @@ class IncreaseSearch:
                 continue
             log_q = logits.log_softmax(-1)
             out[which, step] = log_q[:, bases.own].double().logsumexp(-1) - bases.log_p[rows]
-            cross = torch.einsum("uv,uv->u", bases.p[rows], log_q).double()
-            gaps[which] += (bases.negentropy[rows] - cross).clamp_min(0)
+            cross = torch.stack([bases.p[row] @ own for row, own in zip(rows.tolist(), log_q, strict=True)])
+            gaps[which] += (bases.negentropy[rows] - cross.double()).clamp_min(0)
         return out, gaps
 
     def _entering(self, places: Int[Tensor, " top"], step: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,9 +22,9 @@ from mainstem.analysis.parts import Group
 from mainstem.analysis.readout import (
     NormConvention,
     before_softmax,
+    before_softmax_of,
     expected_rows,
     frozen_scale,
-    log_probability,
     normed,
     require_linear,
     softcapped,
@@ -59,7 +59,8 @@ class Bases:
 
     Attributes:
         x: [base, d_model] float64.
-        u: [base, d_vocab], before a softcap; `z` after it.
+        u: [base, d_vocab], before a softcap; `z` after it; `p` their softmax.
+        total: [base], the log of the summed exponentials of `z`.
         log_p: [base], the target's log-probability, or log-odds.
     """
 
@@ -74,14 +75,18 @@ class Bases:
         self._rows = {node: row for row, node in enumerate(nodes)}
         self.x = torch.stack(list(nodes.values()))
         self.read = normed(self.readout, self.x, self.scale)
-        self.u = torch.cat([before_softmax(self.readout, rows.to(self.dtype)) for rows in self.read.split(CHUNK)])
+        self.u = before_softmax_of(self.readout, self.read.to(self.dtype))
         self.z = softcapped(self.readout, self.u)
+        self.p = self.z.softmax(-1)
+        likeliest, place = self.p.max(-1, keepdim=True)
+        self.total = (self.z.gather(-1, place) - likeliest.log()).squeeze(-1)
         self.rounding = 16 * torch.finfo(self.dtype).eps * self.u.abs().amax(-1)
         self._ask(target)
 
     def _ask(self, target: Target) -> None:
         self.target = target
-        self.log_p = log_probability(self.z, target).double()
+        own = self.z[:, list(target.ids)].logsumexp(-1)
+        self.log_p = (own - (self.z[:, list(target.against)].mean(-1) if target.against else self.total)).double()
         self.own = torch.tensor(target.ids, device=self.x.device)
         self.rivals = torch.tensor(target.against, dtype=torch.long, device=self.x.device)
 
@@ -97,14 +102,10 @@ class Bases:
         return self._rows[self.entries[owner].base_node]
 
     @cached_property
-    def p(self) -> Float[Tensor, "base d_vocab"]:
-        """The probabilities at each base."""
-        return self.z.softmax(-1)
-
-    @cached_property
     def negentropy(self) -> Float[Tensor, " base"]:
         """sum p log p at each base."""
-        return torch.stack([row @ z.log_softmax(-1) for row, z in zip(self.p, self.z, strict=True)]).double()
+        rows = zip(self.p, self.z, self.total, strict=True)
+        return torch.stack([p @ (z - total) for p, z, total in rows]).double()
 
     @cached_property
     def expected(self) -> Float[Tensor, "base d_in"]:
