@@ -25,7 +25,7 @@ from torch import Tensor
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.lower_bounds import LowerBounds
 from mainstem.analysis.parts import Group
-from mainstem.analysis.readout import NormConvention, log_probability, logits_of
+from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.search_bases import Bases
 from mainstem.analysis.steps import slots
 from mainstem.analysis.upper_bounds import upper_bounds
@@ -156,15 +156,9 @@ class IncreaseSearch:
             rows, which, vectors = self._entering(places, step)
             if not len(which):
                 continue
-            logits = logits_of(bases.readout, bases.x[rows] + vectors, bases.scale)
-            if bases.target.against:
-                out[which, step] = log_probability(logits, bases.target).double() - bases.log_p[rows]
-                gaps[which] = math.nan
-                continue
-            log_q = logits.log_softmax(-1)
-            out[which, step] = log_q[:, bases.own].double().logsumexp(-1) - bases.log_p[rows]
-            cross = torch.stack([bases.p[row] @ own for row, own in zip(rows.tolist(), log_q, strict=True)])
-            gaps[which] += (bases.negentropy[rows] - cross.double()).clamp_min(0)
+            log_p, gap = bases.read_anew(rows, vectors)
+            out[which, step] = log_p - bases.log_p[rows]
+            gaps[which] += gap
         return out, gaps
 
     def _entering(self, places: Int[Tensor, " top"], step: int) -> tuple[Tensor, Tensor, Tensor]:

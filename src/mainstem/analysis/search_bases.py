@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.analysis.bases import Entry, entries
@@ -35,6 +35,7 @@ from mainstem.targets import Target
 from mainstem.units import Unit
 
 CHUNK = 64
+PIECE = 4096
 CANCELLED = 1e-3
 """Where adding a unit leaves less than this share of the squares of stream and unit, no bound is trusted."""
 
@@ -122,6 +123,32 @@ class Bases:
         if norm is not None and norm.bias is not None:
             added = norm.bias.double() if readout.before is None else readout.before(norm.bias.double())
         return before_softmax(readout, added[None].to(self.dtype))[0]
+
+    def read_anew(
+        self, rows: Int[Tensor, " unit"], vectors: Float[Tensor, "unit d_model"]
+    ) -> tuple[Float[Tensor, " unit"], Float[Tensor, " unit"]]:
+        """The target's log-probability after each vector is added to its base, and KL(p || after); NaN for a contrast.
+
+        A piece of the vocabulary at a time, small enough to stay in the processor's cache.
+        """
+        x = normed(self.readout, self.x[rows] + vectors, self.scale).to(self.dtype)
+        single = [softcapped(self.readout, before_softmax(self.readout, x, ids)) for ids in (self.own, self.rivals)]
+        own = single[0].double().logsumexp(-1)
+        if self.target.against:
+            return own - single[1].double().mean(-1), torch.full_like(own, torch.nan)
+        before = self.total[rows, None]
+        peak = torch.full_like(before, -torch.inf)
+        summed, mean = torch.zeros_like(peak), torch.zeros_like(peak)
+        for start in range(0, self.u.shape[1], PIECE):
+            piece = slice(start, start + PIECE)
+            z = softcapped(self.readout, before_softmax(self.readout, x, piece)) - before
+            mean += (self.p[rows, piece] * z).sum(-1, keepdim=True)
+            higher = torch.maximum(peak, z.amax(-1, keepdim=True))
+            summed = summed * (peak - higher).exp() + z.sub_(higher).exp_().sum(-1, keepdim=True)
+            peak = higher
+        total = (summed.log() + peak).double().squeeze(-1)  # of what is left after subtracting the total before
+        gap = self.negentropy[rows] - mean.double().squeeze(-1) + total
+        return own - total - before.double().squeeze(-1), gap.clamp_min(0)
 
     def tokens(self, ids: Tensor) -> Float[Tensor, "top d_in"]:
         """Rows of the unembedding, float64."""
