@@ -12,7 +12,7 @@ mean are computed; what R can do is bounded in one of two ways:
 
 Under a recomputed norm d = stretch u + after (what the unit alone does), and the two terms' bounds add up. A softcap
 has slope at most 1, so exp of a capped change is at most 1 + exp of the uncapped one. A loose bound costs time, never
-correctness. Cost: |S| + 1 inner products a unit, and per base one or two products with the unembedding.
+correctness. Cost: |S| + 2 inner products a unit, and per base one product with the unembedding.
 """
 
 import math
@@ -124,7 +124,8 @@ class LowerBounds:
         if numbers is None:
             high, variance = self._by_length(group, owner, changes, own)
         else:
-            high, variance = self._by_reach(row, changes.after * group.coefficients.to(own) * numbers[0], numbers[1], own)
+            factor, reach = numbers
+            high, variance = self._by_reach(row, changes.after * group.coefficients.to(own) * factor, reach, own)
         if bases.scale is not None:
             return high, variance
         stretch = changes.stretch

@@ -240,8 +240,10 @@ class Subvalues(Group):
         return out.flatten(0, 1) if direction.dim() == 2 else out[:, :, 0].flatten()
 
     def raw_squares(self, rows, dtype):
-        """Squared lengths before the tail, float64 throughout: of the vectors where a head has fewer sources than
-        dimensions, otherwise value . (Gram matrix of the head's output) . value.
+        """Squared lengths before the tail, float64 throughout.
+
+        Of the vectors where a head has fewer sources than dimensions; otherwise value . (Gram matrix of the head's
+        output) . value, so that no more than W_O is ever held.
         """
         if self.values.shape[1] < self.values.shape[2]:
             values = self.values.double()[self.group] * self.multiplier[self.channels][:, None]

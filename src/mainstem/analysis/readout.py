@@ -82,7 +82,7 @@ def before_softmax_of(readout: Readout, x: Float[Tensor, "unit d_in"]) -> Float[
 
 def before_softmax(
     readout: Readout, x: Float[Tensor, "unit d_in"], tokens: slice | Tensor = slice(None)
-) -> Float[Tensor, "unit token"]:
+) -> Float[Tensor, "unit _"]:
     """Scale, unembedding and its bias for rows that are already normed, for all tokens or some; no softcap."""
     weight = readout.unembedding[tokens]
     if weight.dtype == x.dtype:
