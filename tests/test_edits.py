@@ -10,7 +10,16 @@ from mainstem import Edit, Model, Unit
 from mainstem.errors import EditError, LevelRefusedError, NotFiniteError, PositionError, RunError, UnitError
 from mainstem.points import Point
 
-FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "qwen3_moe", "bloom", "gpt_oss", "mamba", "olmo2", "falcon")
+SOME = ("llama", "gpt2", "qwen3_moe")
+"""A family with a gated MLP, one with biases and an embedding of positions, one with experts."""
+
+FAMILIES = (
+    *SOME,
+    *(
+        pytest.param(family, marks=pytest.mark.slow)
+        for family in ("gpt_neox", "gemma2", "bloom", "gpt_oss", "mamba", "olmo2", "falcon", "bert", "bart", "xlstm")
+    ),
+)
 LENGTH = 7
 
 
