@@ -176,7 +176,7 @@ class AblatedRuns:
             chunk = list(ablations[start : start + size])
             if not self.mixes_rows:
                 rows = self._run([Ablation(), *chunk, Ablation()])
-                self.mixes_rows = not (_alike(rows[0], self.clean) and _alike(rows[-1], self.clean))
+                self.mixes_rows = not (alike(rows[0], self.clean) and alike(rows[-1], self.clean))
                 found = rows[1:-1]
             if self.mixes_rows:
                 found = torch.cat([self._run([ablation]) for ablation in chunk])
@@ -206,7 +206,7 @@ class AblatedRuns:
         return logits[:, self.position].clone()
 
 
-def _alike(row: Tensor, alone: Tensor) -> bool:
+def alike(row: Tensor, alone: Tensor) -> bool:
     """To rounding: a batch may be computed by other kernels than a single row."""
     slack = min(1024 * torch.finfo(row.dtype).eps, LARGEST_SLACK) * float(alone.double().norm())
     return float((row.double() - alone.double()).norm()) <= slack

@@ -13,6 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from itertools import count
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -302,6 +304,45 @@ def around_call(
         stack.callback(module.register_forward_hook(after, always_call=True).remove)
         stack.callback(model.register_forward_pre_hook(restart, prepend=True).remove)
         yield
+
+
+@contextmanager
+def skipped_calls(model: torch.nn.Module, outputs: Mapping[tuple[str, int], Callable[[], Any]]) -> Iterator[None]:
+    """In the one forward pass inside, some calls are not computed but return what is given for them.
+
+    Hooks of the module itself still run, those of modules inside it do not. On leaving, also after an error, every
+    module has its own `forward` back.
+
+    Args:
+        model: the model; what happens between its modules' calls is computed as ever.
+        outputs: for a module's path and the number of its call what makes the output; a new one at each use, because
+            the model may change it in place.
+    """
+    modules = dict(model.named_modules())
+    with ExitStack() as stack:
+        for path in dict.fromkeys(path for path, _ in outputs):
+            made = {call: make for (owner, call), make in outputs.items() if owner == path}
+            stack.enter_context(_skipping(modules[path], made))
+        yield
+
+
+@contextmanager
+def _skipping(module: torch.nn.Module, outputs: Mapping[int, Callable[[], Any]]) -> Iterator[None]:
+    own = vars(module).get("forward")  # where something else has replaced the class's forward already
+    computed, calls = module.forward, count()
+
+    @wraps(computed)
+    def forward(*args, **kwargs):
+        make = outputs.get(next(calls))
+        return computed(*args, **kwargs) if make is None else make()
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 @contextmanager

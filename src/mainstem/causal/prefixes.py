@@ -1,0 +1,72 @@
+"""The model's own cache of a prompt's first positions, for many rows, so that runs can begin after them.
+
+A cache is made by the model and never looked into: it is copied, cut and repeated by its own methods, and where it
+cannot be cut, the model runs the shorter prefix.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mainstem.run.inputs import accepted
+from mainstem.run.memory import LiveBytes
+
+NAMES = ("cache", "past_key_values")
+"""What the argument is called, in newer and in older versions of Transformers; the result's field likewise."""
+
+
+class Prefixes:
+    """Caches of the beginnings of one prompt.
+
+    Args:
+        model: the module; it is left as it was.
+        ids: [1, pos] the prompt.
+        forward: further arguments of the forward call.
+
+    Attributes:
+        usable: whether the model makes a cache that can be repeated for the rows of a batch.
+        nbytes: what the cache of the whole prompt holds.
+    """
+
+    def __init__(self, model: torch.nn.Module, ids: Int[Tensor, "1 pos"], forward: dict[str, Any]) -> None:
+        self.model, self.ids, self.forward = model, ids, forward
+        self.usable, self.nbytes = False, 0
+        known = accepted(model)
+        self.name = next((name for name in NAMES if name in known), None)
+        if self.name is None or "use_cache" not in known:
+            return
+        live = LiveBytes()
+        with live:
+            self._keep(ids.shape[1])
+        self.nbytes = live.live
+        self._croppable = getattr(self._cache, "is_croppable", False)
+        self.usable = hasattr(self._cache, "reorder_cache")
+
+    @torch.no_grad()
+    def _keep(self, length: int) -> None:
+        result = self.model(input_ids=self.ids[:, :length], **{**self.forward, "use_cache": True})
+        self._length = length
+        self._cache = next((made for name in NAMES if (made := getattr(result, name, None)) is not None), None)
+
+    def after(self, length: int, batch: int) -> dict[Any, Any]:
+        """What a forward call of `batch` rows takes to go on after the first `length` positions."""
+        cache = copy.deepcopy(self._of(length))
+        cache.reorder_cache(torch.zeros(batch, dtype=torch.long, device=self.ids.device))
+        return {"use_cache": True, self.name: cache}
+
+    def _of(self, length: int) -> Any:
+        """The cache of a prefix; the model's last run is kept."""
+        if length < self._length and self._croppable:
+            cache = copy.deepcopy(self._cache)
+            try:
+                cache.crop(length - self._length)
+            except (RuntimeError, ValueError, NotImplementedError, AttributeError):
+                self._croppable = False  # a window has passed over what would be needed, or there are only states
+            else:
+                return cache
+        if length != self._length:
+            self._keep(length)
+        return self._cache

@@ -1,0 +1,207 @@
+"""What the blocks of an unchanged run returned, and runs in which their calls are skipped and return it again.
+
+Which axes of a block's output hold rows and positions is seen, not assumed: a second run has two rows of one token, and
+the axes whose sizes follow are those. A skipped call returns new memory each time, since models change it in place.
+
+The proof: each block is run alone, all others skipped, and must return bitwise what it returned. The run before it is
+that of other tokens, so what a block reads of earlier ones besides its input (a state that a module keeps) would be
+stale, and would show. A run that resumes at a block therefore computes what the unchanged run did: each block that it
+computes finds skipped blocks in the state of the proof, or computed ones in that of the model's own run.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mainstem.causal.ablation import alike
+from mainstem.model.anatomy import Anatomy
+from mainstem.model.hooks import Site, Tap, around_call, skipped_calls, tapped
+from mainstem.model.trees import leaves_of, map_leaves
+
+PLAIN = (type(None), bool, int, float, str)
+"""What a block may return besides tensors and be skipped all the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Output:
+    """What a call returned, and for each of its tensors the axes of rows and of positions."""
+
+    tree: Any
+    axes: tuple[tuple[int | None, int | None], ...]
+
+    def rows(self, batch: int, position: int) -> Any:
+        """The same for `batch` rows, from a position on."""
+        axes = iter(self.axes)
+
+        def expanded(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            rows, positions = next(axes)
+            if positions is not None:
+                leaf = leaf.narrow(positions, position, leaf.shape[positions] - position)
+            if rows is not None:
+                leaf = leaf.expand(*(batch if i == rows else size for i, size in enumerate(leaf.shape)))
+            return leaf.clone()
+
+        return map_leaves(expanded, self.tree)
+
+
+class RecordedBlocks:
+    """The blocks of one unchanged run.
+
+    Args:
+        model: the module; it is left as it was.
+        anatomy: its anatomy.
+        ids: [1, pos] the prompt.
+        sites: of which `begun` says how many blocks had returned when they were reached.
+        forward: further arguments of the forward call.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, anatomy: Anatomy, ids: Tensor, sites: Iterable[Site], **forward: Any
+    ) -> None:
+        self.model, self.ids, self.forward = model, ids, forward
+        self.calls = [(block.path, block.call) for block in anatomy.blocks]
+        self.begun: dict[Site, int] = {}
+        trees: dict[int, Any] = {}
+
+        def looking(site: Site) -> Tap:
+            def tap(leaves: list[Any]) -> None:
+                self.begun.setdefault(site, len(trees))
+
+            return tap
+
+        self.logits = self._run(ids, trees, [(site, looking(site)) for site in dict.fromkeys(sites)])
+        self.trees = trees
+        self.outputs: list[_Output] = []
+        self.readout = anatomy.readout.input_site
+        self.end_only = False
+        self.fault = self._prove()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of what is kept."""
+        return sum(leaf.nbytes for leaf in leaves_of(self.trees) if isinstance(leaf, Tensor))
+
+    def skipping(self, skipped: Iterable[int], batch: int = 1, position: int = 0) -> AbstractContextManager[None]:
+        """A forward pass of `batch` rows from a position on in which these blocks are skipped."""
+        made = {self.calls[i]: (lambda output=self.outputs[i]: output.rows(batch, position)) for i in skipped}
+        return skipped_calls(self.model, made)
+
+    @torch.no_grad()
+    def _run(self, ids: Tensor, trees: dict[int, Any], taps: Sequence[tuple[Site, Tap]] = ()) -> Any:
+        """The result of a run, in which `trees` gets what each block returns."""
+        with ExitStack() as stack:
+            for i, (path, call) in enumerate(self.calls):
+                stack.enter_context(around_call(self.model, path, call, lambda inputs: None, _keep(trees, i)))
+            stack.enter_context(tapped(self.model, list(taps)))
+            return logits_of(self.model(input_ids=ids, **self.forward))
+
+    @torch.no_grad()
+    def _prove(self) -> str | None:
+        """Why blocks cannot be skipped; None: they can."""
+        if not self.calls:
+            return "no block is a module"
+        try:
+            self.outputs = self._axes()
+            with self.skipping(range(len(self.calls))):
+                again = logits_of(self.model(input_ids=self.ids, **self.forward))
+            if not torch.equal(again, self.logits):
+                return "the logits depend on more than what blocks return"
+            self.end_only = self._end_only()
+            wrong = next((i for i in range(len(self.calls)) if not self._alone(i)), None)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model says to being run like this, it is the finding
+            return said(error)
+        return None if wrong is None else f"block {wrong} alone does not return what it did"
+
+    def _axes(self) -> list[_Output]:
+        """What blocks returned, with the axes of rows and positions, from a run of two rows of one other token."""
+        shapes: dict[int, Any] = {}
+        self._run(self.ids[:, -1:].expand(2, -1).contiguous(), shapes)
+        return [_output(self.trees[i], shapes[i], self.ids.shape[1]) for i in range(len(self.calls))]
+
+    def _end_only(self) -> bool:
+        """Whether logits can be made of the last position alone."""
+        try:
+            with self.skipping(range(len(self.calls))), tapped(self.model, [end_only(self.readout, *self.ids.shape)]):
+                logits = logits_of(self.model(input_ids=self.ids, **self.forward))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a model that cannot be run like this is run in another way
+            return False
+        return logits.shape[1] == 1 and alike(logits[0, -1], self.logits[0, -1])
+
+    @torch.no_grad()
+    def _alone(self, index: int) -> bool:
+        """Whether a block returns bitwise the same where it alone is computed."""
+        path, call = self.calls[index]
+        seen: dict[int, Any] = {}
+        others = [i for i in range(len(self.calls)) if i != index]
+        end = [end_only(self.readout, *self.ids.shape)] if self.end_only else []
+        leave = _keep(seen, index)
+        with (
+            around_call(self.model, path, call, lambda inputs: None, leave),
+            self.skipping(others),
+            tapped(self.model, end),
+        ):
+            self.model(input_ids=self.ids, **self.forward)
+        pairs = zip(leaves_of(seen[index]), leaves_of(self.trees[index]), strict=True)
+        return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+def logits_of(result: Any) -> Tensor:
+    """[batch, pos, d_vocab] of what a model returns."""
+    return result.logits if hasattr(result, "logits") else result
+
+
+def end_only(site: Site, batch: int, positions: int) -> tuple[Site, Tap]:
+    """A tap that lets only the last position through to the unembedding."""
+
+    def tap(leaves: list[Any]) -> list[Any] | None:
+        leaf = leaves[site.slot]
+        axis = 0 if site.positions_first else 1
+        if leaf.dim() != 3 or leaf.shape[axis] != positions or leaf.shape[1 - axis] != batch:
+            return None
+        new = list(leaves)
+        new[site.slot] = leaf.narrow(axis, positions - 1, 1)
+        return new
+
+    return site, tap
+
+
+def said(error: Exception) -> str:
+    """An error of the model's as a reason."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
+def _keep(trees: dict[int, Any], index: int) -> Callable[[Any], None]:
+    def leave(output: Any) -> None:
+        if output is not None:
+            trees[index] = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
+
+    return leave
+
+
+def _output(tree: Any, small: Any, length: int) -> _Output:
+    """The axes of an output by its shapes in a run of one row of `length` tokens, and in one of two rows of one."""
+    axes = []
+    for leaf, other in zip(leaves_of(tree), leaves_of(small), strict=True):
+        if not isinstance(leaf, Tensor):
+            if not isinstance(leaf, PLAIN):
+                raise TypeError(f"a block returns a {type(leaf).__name__}")
+            continue
+        rows = [i for i, sizes in enumerate(zip(leaf.shape, other.shape, strict=True)) if sizes == (1, 2)]
+        places = [i for i, s in enumerate(zip(leaf.shape, other.shape, strict=True)) if s == (length, 1) and length > 1]
+        changed = [i for i, (a, b) in enumerate(zip(leaf.shape, other.shape, strict=True)) if a != b]
+        if len(rows) > 1 or len(places) > 1 or sorted(rows + places) != changed:
+            raise ValueError(
+                f"a block returns {tuple(leaf.shape)} for one row and {tuple(other.shape)} for two of one token"
+            )
+        axes.append((rows[0] if rows else None, places[0] if places else None))
+    return _Output(tree, tuple(axes))

@@ -1,0 +1,198 @@
+"""Many runs of one prompt, each with changes of its own, computed only as far as the changes reach.
+
+A run differs from the unchanged one from the first changed block on and, in a causal model, from the first changed
+position on. So the calls of earlier blocks are skipped (`mainstem.causal.recorded`), and earlier positions are left
+out, their keys and values given by the model's own cache. All the rest (masks, position embeddings, what happens
+between blocks, the final norm, the unembedding) is left to the model's own forward: there is no code per family. Runs
+that begin alike are rows of one batch, and logits are made of the destination alone.
+
+Nothing is taken on trust. Skipping blocks proves itself bitwise when a `Replay` is made. Each batch then holds a row
+without changes, which must get the unchanged run's logits to rounding. What fails is switched off and said in `notes`:
+positions first, then the destination's logits alone, then batches, down to one full forward for each run.
+
+Earlier positions come from the model's cache, and not from keys and values put in at the attention calls, because those
+calls are seen in fused attention only, while the cache works for every kind; with it the model itself numbers positions
+and makes masks, and recurrent layers keep their states in it.
+
+Cost: about 4 forwards to begin with, and a run of the positions before each first position. Memory: what each block
+returned, once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mainstem.causal.ablation import alike
+from mainstem.causal.changes import Change, Pass, change_taps
+from mainstem.causal.grouping import Batch, Start, batches
+from mainstem.causal.prefixes import Prefixes
+from mainstem.causal.recorded import RecordedBlocks, end_only, logits_of, said
+from mainstem.errors import NotFiniteError, UsageError
+from mainstem.model.anatomy import Anatomy
+from mainstem.model.hooks import Site, tapped
+from mainstem.run.capture import capture
+from mainstem.run.memory import LiveBytes
+
+DEFAULT_MEMORY = 2**30
+"""The bytes that runs may take beside the model, if nothing else is asked for."""
+
+Changes = Sequence[Change]
+
+
+class Replay:
+    """Runs of one prompt with changes.
+
+    Args:
+        model: the module; it is left as it was.
+        anatomy: its anatomy.
+        ids: [1, pos] the prompt.
+        position: the destination whose logits are wanted, from 0; a causal model's prompt is cut after it.
+        sites: where there will be changes.
+        memory: the bytes that all this may take beside the model. What one run takes is measured: the most bytes of
+            tensors that are alive at once in a plain run, and the bytes that the model's cache of a prefix holds.
+        reserved: the bytes of these that the caller takes.
+        forward: further arguments of the forward call.
+
+    Attributes:
+        clean: [d_vocab] the unchanged run's logits.
+        notes: what is switched off, and why.
+
+    Raises:
+        NotFiniteError: if the unchanged run's logits are not finite; names the layer.
+        UsageError: if the memory is too small for one run.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        anatomy: Anatomy,
+        ids: Int[Tensor, "1 pos"],
+        position: int,
+        sites: Iterable[Site],
+        memory: int = DEFAULT_MEMORY,
+        reserved: int = 0,
+        **forward: Any,
+    ) -> None:
+        self.model, self.anatomy, self.forward = model, anatomy, forward
+        self.ids = ids[:, : position + 1] if anatomy.causal else ids
+        self.position = position
+        self.notes: list[str] = []
+        live = LiveBytes()
+        with live:
+            self._plain()
+        self.blocks = RecordedBlocks(model, anatomy, self.ids, sites, **forward)
+        self.clean = self.blocks.logits[0, position].clone()
+        self._require_finite(self.clean[None], [()])
+        self.prefixes = Prefixes(model, self.ids, forward) if anatomy.causal and self.blocks.fault is None else None
+        self.row_bytes = live.peak + 2 * (self.prefixes.nbytes if self.prefixes else 0)
+        self.room = memory - reserved - self.blocks.nbytes - (self.prefixes.nbytes if self.prefixes else 0)
+        if self.room < 2 * self.row_bytes:
+            least = memory - self.room + 2 * self.row_bytes
+            raise UsageError(f"{memory:,} bytes are too few for a run", None, f"Allow {least:,} or more.")
+        self.resumes = self.blocks.fault is None
+        self.by_suffix = self.prefixes is not None and self.prefixes.usable
+        self.end_only = self.blocks.end_only and anatomy.causal
+        self.in_batches = True
+        if not self.resumes:
+            self.notes.append(f"runs are computed from the first block on: {self.blocks.fault}")
+        elif not self.by_suffix:
+            why = "the model makes no cache to go on from" if anatomy.causal else "the model is not causal"
+            self.notes.append(f"runs are computed from the first position on: {why}")
+
+    @torch.no_grad()
+    def _plain(self) -> None:
+        self.model(input_ids=self.ids, **self.forward)
+
+    def start(self, changes: Changes) -> Start:
+        """Where a run with these changes may begin."""
+        block = min(self.blocks.begun[change.site] for change in changes)
+        return Start(min(0 if c.positions is None else int(c.positions.min()) for c in changes), block)
+
+    def plan(self, runs: Mapping[int, Changes]) -> list[Batch]:
+        """The batches in which these runs, by number, are made."""
+        starts = {i: self.start(changes) for i, changes in runs.items()}
+        largest = self.room // self.row_bytes - 1 if self.in_batches else 1
+        shape = (len(self.blocks.calls), self.ids.shape[1])
+        return batches(starts, *shape, largest, self.resumes, self.by_suffix)
+
+    def logits(self, runs: Mapping[int, Changes]) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "run d_vocab"]]]:
+        """The destination's logits, batch by batch: numbers of runs, and a row for each.
+
+        Raises:
+            NotFiniteError: if a run's logits are not finite; names the first layer that is not.
+        """
+        left = dict(runs)
+        while left:
+            for batch in self.plan(left):
+                changes = [left[i] for i in batch.runs]
+                rows = self._checked(changes, batch.start)
+                if rows is None:
+                    break  # something was switched off: what is left is planned anew
+                self._require_finite(rows, changes)
+                for i in batch.runs:
+                    del left[i]
+                yield batch.runs, rows
+
+    def _checked(self, changes: Sequence[Changes], start: Start) -> Tensor | None:
+        """The logits of one batch, an unchanged row with it; None if that came out wrong and something was given up."""
+        if not self.in_batches:
+            return self._run(changes, start)
+        fault = self._fault([*changes, ()], start)
+        if not isinstance(fault, str):
+            return fault[:-1]
+        if self.by_suffix and start.position and isinstance(self._fault([()], start), str):
+            self.by_suffix = False
+            self.notes.append(f"runs are computed from the first position on: {fault}")
+        elif self.end_only and isinstance(self._fault([()], start), str):
+            self.end_only = False
+            self.notes.append(f"logits are computed at all positions: {fault}")
+        else:
+            self.in_batches = self.by_suffix = False
+            self.notes.append(f"every run is made by itself: {fault}")
+        return None
+
+    def _fault(self, changes: Sequence[Changes], start: Start) -> Tensor | str:
+        """The logits of a batch, or what is wrong with its last row, which is unchanged."""
+        try:
+            rows = self._run(changes, start)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model says to being run like this, it is the finding
+            return said(error)
+        return rows if alike(rows[-1], self.clean) else "a row without changes does not get what the prompt gets alone"
+
+    @torch.no_grad()
+    def _run(self, changes: Sequence[Changes], start: Start) -> Float[Tensor, "run d_vocab"]:
+        batch, positions = len(changes), self.ids.shape[1] - start.position
+        own = [replace(change, row=row) for row, made in enumerate(changes) for change in made]
+        taps = change_taps(own, Pass(batch, positions, start.position))
+        forward = dict(self.forward)
+        if start.position:
+            assert self.prefixes is not None
+            forward |= self.prefixes.after(start.position, batch)
+        if self.end_only:
+            taps.append(end_only(self.anatomy.readout.input_site, batch, positions))
+        ids = self.ids[:, start.position :].expand(batch, -1).contiguous()
+        skipped = self.blocks.skipping(range(start.block), batch, start.position)
+        with skipped, tapped(self.model, taps):
+            logits = logits_of(self.model(input_ids=ids, **forward))
+        return logits[:, -1 if self.anatomy.causal else self.position].clone()
+
+    def _require_finite(self, rows: Tensor, changes: Sequence[Changes]) -> None:
+        for row, made in zip(rows, changes, strict=True):
+            if not bool(torch.isfinite(row).all()):
+                raise NotFiniteError(
+                    f"A run gives NaN or infinity{' after a change' if made else ''}", self._first(made)
+                )
+
+    def _first(self, changes: Changes) -> str:
+        """The first sublayer whose write is not finite."""
+        taps = change_taps(changes, Pass(*self.ids.shape))
+        end = torch.tensor([[self.position]], device=self.ids.device)
+        captured = capture(self.model, self.anatomy, self.ids, end, edits=taps, **self.forward)
+        found = next((i for i in captured.order if not bool(torch.isfinite(captured.writes[i]).all())), None)
+        return "the unembedding" if found is None else str(self.anatomy.writes[found].unit)
