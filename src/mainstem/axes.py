@@ -49,6 +49,7 @@ AXES: Mapping[str, str] = MappingProxyType(
         "prompt": "prompts of a set, each with a run of its own",
         "run": "runs of one prompt, each with an edit of its own",
         "row": "rows that are computed together, whatever they are of",
+        "column": "columns of a table whose rows are rows",
         "entry": "numbers that a neuron is computed from: its gate, its up value",
     }
 )

@@ -25,6 +25,7 @@ from mainstem.analysis.certificate import Check
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.labels import check_labels
+from mainstem.causal.patching import Sweep
 from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
 from mainstem.generating import Compared, Generated, compare, generate
@@ -35,6 +36,7 @@ from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.hooks import set_aside
 from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
+from mainstem.patching import patch
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
@@ -270,6 +272,17 @@ class Model:
         chat = bool(options.pop("chat", False))
         position = options.get("position", -1)
         return self.trace(prompt, positions=(position,), chat=chat).explain(**options)
+
+    def patch(
+        self,
+        clean: Prompt,
+        corrupted: Prompt,
+        answers: str | Sequence[str] = (),
+        wrong_answers: str | Sequence[str] = (),
+        **options: Any,
+    ) -> Sweep:
+        """A patching sweep between two prompts; see `mainstem.patching.patch` for metrics, grids and options."""
+        return patch(self, clean, corrupted, answers, wrong_answers, **options)
 
     def provenance(self) -> Provenance:
         """Versions, model, dtype, device, seed and date, for every result."""

@@ -40,9 +40,11 @@ def batches(
 
     Args:
         starts: where each run may begin.
-        blocks, positions: how many the model and the prompt have.
+        blocks: how many the model has.
+        positions: how many the prompt has.
         largest: the most rows of a batch.
-        resumes, by_suffix: whether runs can begin at a later block, at a later position.
+        resumes: whether runs can begin at a later block.
+        by_suffix: whether they can begin at a later position.
     """
     usable = {
         run: Start(start.position if by_suffix else 0, start.block if resumes else 0) for run, start in starts.items()

@@ -3,14 +3,15 @@
 Which axes of a block's output hold rows and positions is seen, not assumed: a second run has two rows of one token, and
 the axes whose sizes follow are those. A skipped call returns new memory each time, since models change it in place.
 
-The proof: each block is run alone, all others skipped, and must return bitwise what it returned. The run before it is
-that of other tokens, so what a block reads of earlier ones besides its input (a state that a module keeps) would be
-stale, and would show. A run that resumes at a block therefore computes what the unchanged run did: each block that it
-computes finds skipped blocks in the state of the proof, or computed ones in that of the model's own run.
+The proof: each block is computed with all before it skipped, and must return bitwise what it returned; with all
+skipped, the logits must be bitwise what they were. The run before it is that of other tokens, so what a block reads of
+earlier ones besides its input (a state that a module keeps) would be stale, and would show. A run that resumes at a
+block therefore computes what the unchanged run did: what each block reads of skipped blocks is as it was in the proof,
+and what it reads of computed ones is as in any run.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from mainstem.causal.ablation import alike
+from mainstem.causal.changes import Pass, by_token
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, around_call, skipped_calls, tapped
 from mainstem.model.trees import leaves_of, map_leaves
+from mainstem.run.memory import LiveBytes
 
 PLAIN = (type(None), bool, int, float, str)
 """What a block may return besides tensors and be skipped all the same."""
@@ -57,35 +60,47 @@ class RecordedBlocks:
         model: the module; it is left as it was.
         anatomy: its anatomy.
         ids: [1, pos] the prompt.
-        sites: of which `begun` says how many blocks had returned when they were reached.
+        sites: where changes will be made.
         forward: further arguments of the forward call.
+
+    Attributes:
+        logits: [1, pos, d_vocab] of the run.
+        begun: for each site how many blocks had returned when it was reached.
+        values: [pos, entry] what was at each site.
+        peak: the most bytes of tensors alive at once in the run, what is kept not counted.
+        end_only: whether logits can be made of the last position alone.
+        fault: why blocks cannot be skipped; None: they can.
     """
 
     def __init__(
         self, model: torch.nn.Module, anatomy: Anatomy, ids: Tensor, sites: Iterable[Site], **forward: Any
     ) -> None:
         self.model, self.ids, self.forward = model, ids, forward
+        self.readout = anatomy.readout.input_site
         self.calls = [(block.path, block.call) for block in anatomy.blocks]
         self.begun: dict[Site, int] = {}
-        trees: dict[int, Any] = {}
-
-        def looking(site: Site) -> Tap:
-            def tap(leaves: list[Any]) -> None:
-                self.begun.setdefault(site, len(trees))
-
-            return tap
-
-        self.logits = self._run(ids, trees, [(site, looking(site)) for site in dict.fromkeys(sites)])
-        self.trees = trees
+        self.values: dict[Site, Tensor] = {}
+        self.trees: dict[int, Any] = {}
+        live = LiveBytes()
+        with live:
+            self.logits = self._run(ids, self.trees, [self._looking(site, live) for site in dict.fromkeys(sites)], live)
+        self.peak = live.peak
         self.outputs: list[_Output] = []
-        self.readout = anatomy.readout.input_site
         self.end_only = False
         self.fault = self._prove()
+
+    def _looking(self, site: Site, live: LiveBytes) -> tuple[Site, Tap]:
+        def tap(leaves: list[Any]) -> None:
+            self.begun[site] = len(self.trees)
+            self.values[site] = live.kept(by_token(leaves[site.slot], site, Pass(*self.ids.shape))[1][0])
+
+        return site, tap
 
     @property
     def nbytes(self) -> int:
         """The memory of what is kept."""
-        return sum(leaf.nbytes for leaf in leaves_of(self.trees) if isinstance(leaf, Tensor))
+        kept = (leaves_of(self.trees), self.values.values(), (self.logits,))
+        return sum(leaf.nbytes for leaves in kept for leaf in leaves if isinstance(leaf, Tensor))
 
     def skipping(self, skipped: Iterable[int], batch: int = 1, position: int = 0) -> AbstractContextManager[None]:
         """A forward pass of `batch` rows from a position on in which these blocks are skipped."""
@@ -93,11 +108,27 @@ class RecordedBlocks:
         return skipped_calls(self.model, made)
 
     @torch.no_grad()
-    def _run(self, ids: Tensor, trees: dict[int, Any], taps: Sequence[tuple[Site, Tap]] = ()) -> Any:
-        """The result of a run, in which `trees` gets what each block returns."""
+    def _run(
+        self,
+        ids: Tensor,
+        trees: dict[int, Any],
+        taps: Sequence[tuple[Site, Tap]] = (),
+        live: LiveBytes | None = None,
+    ) -> Tensor:
+        """The logits of a run, in which `trees` gets what each block returns."""
+
+        def keeping(index: int) -> Callable[[Any], None]:
+            def leave(output: Any) -> None:
+                trees[index] = _copied(output)
+                for leaf in leaves_of(trees[index]) if live is not None else ():
+                    if isinstance(leaf, Tensor):
+                        live.kept(leaf)
+
+            return leave
+
         with ExitStack() as stack:
             for i, (path, call) in enumerate(self.calls):
-                stack.enter_context(around_call(self.model, path, call, lambda inputs: None, _keep(trees, i)))
+                stack.enter_context(around_call(self.model, path, call, _ignored, keeping(i)))
             stack.enter_context(tapped(self.model, list(taps)))
             return logits_of(self.model(input_ids=ids, **self.forward))
 
@@ -139,20 +170,24 @@ class RecordedBlocks:
 
     @torch.no_grad()
     def _alone(self, index: int) -> bool:
-        """Whether a block returns bitwise the same where it alone is computed."""
+        """Whether a block returns bitwise the same where it alone is computed; the run ends there."""
         path, call = self.calls[index]
-        seen: dict[int, Any] = {}
-        others = [i for i in range(len(self.calls)) if i != index]
-        end = [end_only(self.readout, *self.ids.shape)] if self.end_only else []
-        leave = _keep(seen, index)
-        with (
-            around_call(self.model, path, call, lambda inputs: None, leave),
-            self.skipping(others),
-            tapped(self.model, end),
-        ):
+        seen: list[Any] = []
+
+        def leave(output: Any) -> None:
+            if output is not None:
+                seen.extend(leaves_of(_copied(output)))
+                raise _EnoughError
+
+        before = range(index)
+        with around_call(self.model, path, call, _ignored, leave), self.skipping(before), suppress(_EnoughError):
             self.model(input_ids=self.ids, **self.forward)
-        pairs = zip(leaves_of(seen[index]), leaves_of(self.trees[index]), strict=True)
+        pairs = zip(seen, leaves_of(self.trees[index]), strict=True)
         return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+class _EnoughError(Exception):
+    """Ends a run whose rest is of no interest."""
 
 
 def logits_of(result: Any) -> Tensor:
@@ -180,28 +215,30 @@ def said(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
-def _keep(trees: dict[int, Any], index: int) -> Callable[[Any], None]:
-    def leave(output: Any) -> None:
-        if output is not None:
-            trees[index] = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
+def _ignored(inputs: Any) -> None:
+    """Nothing is to be done before a call."""
 
-    return leave
+
+def _copied(tree: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _output(tree: Any, small: Any, length: int) -> _Output:
-    """The axes of an output by its shapes in a run of one row of `length` tokens, and in one of two rows of one."""
+    """The axes of an output by its shapes in a run of one row of `length` tokens, and in one of two rows of one.
+
+    Of two axes of positions, as a pattern has them, the first is that of the positions that are computed.
+    """
     axes = []
     for leaf, other in zip(leaves_of(tree), leaves_of(small), strict=True):
         if not isinstance(leaf, Tensor):
             if not isinstance(leaf, PLAIN):
                 raise TypeError(f"a block returns a {type(leaf).__name__}")
             continue
-        rows = [i for i, sizes in enumerate(zip(leaf.shape, other.shape, strict=True)) if sizes == (1, 2)]
-        places = [i for i, s in enumerate(zip(leaf.shape, other.shape, strict=True)) if s == (length, 1) and length > 1]
-        changed = [i for i, (a, b) in enumerate(zip(leaf.shape, other.shape, strict=True)) if a != b]
-        if len(rows) > 1 or len(places) > 1 or sorted(rows + places) != changed:
-            raise ValueError(
-                f"a block returns {tuple(leaf.shape)} for one row and {tuple(other.shape)} for two of one token"
-            )
+        sizes = list(zip(leaf.shape, other.shape, strict=True))
+        rows = [i for i, pair in enumerate(sizes) if pair == (1, 2)]
+        places = [i for i, pair in enumerate(sizes) if pair == (length, 1) and length > 1]
+        if len(rows) > 1 or any(a != b for i, (a, b) in enumerate(sizes) if i not in rows + places):
+            shown = f"{tuple(leaf.shape)} for one row and {tuple(other.shape)} for two rows of one token"
+            raise ValueError(f"a block returns {shown}")
         axes.append((rows[0] if rows else None, places[0] if places else None))
     return _Output(tree, tuple(axes))

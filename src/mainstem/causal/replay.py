@@ -35,12 +35,12 @@ from mainstem.errors import NotFiniteError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, tapped
 from mainstem.run.capture import capture
-from mainstem.run.memory import LiveBytes
 
 DEFAULT_MEMORY = 2**30
 """The bytes that runs may take beside the model, if nothing else is asked for."""
 
 Changes = Sequence[Change]
+"""What is changed in one run; here every change lists its positions, counted from 0."""
 
 
 class Replay:
@@ -81,14 +81,11 @@ class Replay:
         self.ids = ids[:, : position + 1] if anatomy.causal else ids
         self.position = position
         self.notes: list[str] = []
-        live = LiveBytes()
-        with live:
-            self._plain()
         self.blocks = RecordedBlocks(model, anatomy, self.ids, sites, **forward)
         self.clean = self.blocks.logits[0, position].clone()
         self._require_finite(self.clean[None], [()])
         self.prefixes = Prefixes(model, self.ids, forward) if anatomy.causal and self.blocks.fault is None else None
-        self.row_bytes = live.peak + 2 * (self.prefixes.nbytes if self.prefixes else 0)
+        self.row_bytes = self.blocks.peak + 2 * (self.prefixes.nbytes if self.prefixes else 0)
         self.room = memory - reserved - self.blocks.nbytes - (self.prefixes.nbytes if self.prefixes else 0)
         if self.room < 2 * self.row_bytes:
             least = memory - self.room + 2 * self.row_bytes
@@ -103,14 +100,10 @@ class Replay:
             why = "the model makes no cache to go on from" if anatomy.causal else "the model is not causal"
             self.notes.append(f"runs are computed from the first position on: {why}")
 
-    @torch.no_grad()
-    def _plain(self) -> None:
-        self.model(input_ids=self.ids, **self.forward)
-
     def start(self, changes: Changes) -> Start:
         """Where a run with these changes may begin."""
         block = min(self.blocks.begun[change.site] for change in changes)
-        return Start(min(0 if c.positions is None else int(c.positions.min()) for c in changes), block)
+        return Start(min(min(change.positions) for change in changes), block)
 
     def plan(self, runs: Mapping[int, Changes]) -> list[Batch]:
         """The batches in which these runs, by number, are made."""
@@ -136,6 +129,12 @@ class Replay:
                 for i in batch.runs:
                     del left[i]
                 yield batch.runs, rows
+
+    @torch.no_grad()
+    def alone(self, changes: Changes) -> Float[Tensor, " d_vocab"]:
+        """The destination's logits of one run by a full forward, nothing skipped and nothing left out."""
+        with tapped(self.model, change_taps(changes, Pass(*self.ids.shape))):
+            return logits_of(self.model(input_ids=self.ids, **self.forward))[0, self.position].clone()
 
     def _checked(self, changes: Sequence[Changes], start: Start) -> Tensor | None:
         """The logits of one batch, an unchanged row with it; None if that came out wrong and something was given up."""

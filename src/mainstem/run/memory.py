@@ -48,10 +48,11 @@ class LiveBytes(TorchDispatchMode):
             del self._holders[key]
             self.live -= size
 
-    def forget(self, tensor: Tensor) -> None:
-        """A tensor is kept on purpose, and no longer counts."""
+    def kept(self, tensor: Tensor) -> Tensor:
+        """A tensor that is kept on purpose, and no longer counts."""
         if self._holders.pop(_storage(tensor), 0):
             self.live -= tensor.untyped_storage().nbytes()
+        return tensor
 
 
 def _storage(tensor: Tensor) -> int:
