@@ -239,7 +239,7 @@ def _observed(
 
     def looking(site: Site) -> tuple[Site, Tap]:
         def tap(leaves: list[Any]) -> None:
-            values[site] = by_token(leaves[site.slot], site, Pass(*ids.shape))[1][0]
+            values[site] = by_token(leaves[site.slot], site, Pass(1, ids.shape[1]))[1][0]
 
         return site, tap
 

@@ -49,7 +49,7 @@ class Prefixes:
     def _keep(self, length: int) -> None:
         result = self.model(input_ids=self.ids[:, :length], **{**self.forward, "use_cache": True})
         self._length = length
-        self._cache = next((made for name in NAMES if (made := getattr(result, name, None)) is not None), None)
+        self._cache: Any = next((made for name in NAMES if (made := getattr(result, name, None)) is not None), None)
 
     def after(self, length: int, batch: int) -> dict[Any, Any]:
         """What a forward call of `batch` rows takes to go on after the first `length` positions."""

@@ -83,7 +83,9 @@ class RecordedBlocks:
         self.trees: dict[int, Any] = {}
         live = LiveBytes()
         with live:
-            self.logits = self._run(ids, self.trees, [self._looking(site, live) for site in dict.fromkeys(sites)], live)
+            self.logits = self._run(
+                ids, self.trees, [self._looking(site, live) for site in dict.fromkeys(sites)], live.kept
+            )
         self.peak = live.peak
         self.outputs: list[_Output] = []
         self.end_only = False
@@ -92,7 +94,7 @@ class RecordedBlocks:
     def _looking(self, site: Site, live: LiveBytes) -> tuple[Site, Tap]:
         def tap(leaves: list[Any]) -> None:
             self.begun[site] = len(self.trees)
-            self.values[site] = live.kept(by_token(leaves[site.slot], site, Pass(*self.ids.shape))[1][0])
+            self.values[site] = live.kept(by_token(leaves[site.slot], site, Pass(1, self.ids.shape[1]))[1][0])
 
         return site, tap
 
@@ -113,16 +115,13 @@ class RecordedBlocks:
         ids: Tensor,
         trees: dict[int, Any],
         taps: Sequence[tuple[Site, Tap]] = (),
-        live: LiveBytes | None = None,
+        keep: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> Tensor:
-        """The logits of a run, in which `trees` gets what each block returns."""
+        """The logits of a run, in which `trees` gets copies of what blocks return, after `keep` has seen them."""
 
         def keeping(index: int) -> Callable[[Any], None]:
             def leave(output: Any) -> None:
-                trees[index] = _copied(output)
-                for leaf in leaves_of(trees[index]) if live is not None else ():
-                    if isinstance(leaf, Tensor):
-                        live.kept(leaf)
+                trees[index] = _copied(output, keep)
 
             return leave
 
@@ -219,8 +218,8 @@ def _ignored(inputs: Any) -> None:
     """Nothing is to be done before a call."""
 
 
-def _copied(tree: Any) -> Any:
-    return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
+def _copied(tree: Any, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
+    return map_leaves(lambda leaf: keep(leaf.clone()) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _output(tree: Any, small: Any, length: int) -> _Output:

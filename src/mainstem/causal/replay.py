@@ -103,7 +103,7 @@ class Replay:
     def start(self, changes: Changes) -> Start:
         """Where a run with these changes may begin."""
         block = min(self.blocks.begun[change.site] for change in changes)
-        return Start(min(min(change.positions) for change in changes), block)
+        return Start(min(_first_position(change) for change in changes), block)
 
     def plan(self, runs: Mapping[int, Changes]) -> list[Batch]:
         """The batches in which these runs, by number, are made."""
@@ -133,7 +133,7 @@ class Replay:
     @torch.no_grad()
     def alone(self, changes: Changes) -> Float[Tensor, " d_vocab"]:
         """The destination's logits of one run by a full forward, nothing skipped and nothing left out."""
-        with tapped(self.model, change_taps(changes, Pass(*self.ids.shape))):
+        with tapped(self.model, change_taps(changes, Pass(1, self.ids.shape[1]))):
             return logits_of(self.model(input_ids=self.ids, **self.forward))[0, self.position].clone()
 
     def _checked(self, changes: Sequence[Changes], start: Start) -> Tensor | None:
@@ -190,8 +190,13 @@ class Replay:
 
     def _first(self, changes: Changes) -> str:
         """The first sublayer whose write is not finite."""
-        taps = change_taps(changes, Pass(*self.ids.shape))
+        taps = change_taps(changes, Pass(1, self.ids.shape[1]))
         end = torch.tensor([[self.position]], device=self.ids.device)
         captured = capture(self.model, self.anatomy, self.ids, end, edits=taps, **self.forward)
         found = next((i for i in captured.order if not bool(torch.isfinite(captured.writes[i]).all())), None)
         return "the unembedding" if found is None else str(self.anatomy.writes[found].unit)
+
+
+def _first_position(change: Change) -> int:
+    assert change.positions is not None and not isinstance(change.positions, str)
+    return min(change.positions)
