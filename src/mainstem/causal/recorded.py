@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.causal.ablation import alike
@@ -24,6 +25,9 @@ from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, around_call, skipped_calls, tapped
 from mainstem.model.trees import leaves_of, map_leaves
 from mainstem.run.memory import LiveBytes
+
+LOGITS_COPIES = 4
+"""How many times the logits may be there at once: scaled, capped, in another dtype, taken out."""
 
 PLAIN = (type(None), bool, int, float, str)
 """What a block may return besides tensors and be skipped all the same."""
@@ -60,20 +64,28 @@ class RecordedBlocks:
         model: the module; it is left as it was.
         anatomy: its anatomy.
         ids: [1, pos] the prompt.
+        position: the destination, counted from 0.
         sites: where changes will be made.
         forward: further arguments of the forward call.
 
     Attributes:
-        logits: [1, pos, d_vocab] of the run.
+        logits: [d_vocab] of the run at the destination.
         begun: for each site how many blocks had returned when it was reached.
         values: [pos, entry] what was at each site.
-        peak: the most bytes of tensors alive at once in the run, what is kept not counted.
         end_only: whether logits can be made of the last position alone.
+        run_bytes: the most bytes of tensors alive at once in such a run, what is kept not counted.
+        whole_bytes: the same in a run that makes the logits of all positions, beside those of another.
         fault: why blocks cannot be skipped; None: they can.
     """
 
     def __init__(
-        self, model: torch.nn.Module, anatomy: Anatomy, ids: Tensor, sites: Iterable[Site], **forward: Any
+        self,
+        model: torch.nn.Module,
+        anatomy: Anatomy,
+        ids: Int[Tensor, "1 pos"],
+        position: int,
+        sites: Iterable[Site],
+        **forward: Any,
     ) -> None:
         self.model, self.ids, self.forward = model, ids, forward
         self.readout = anatomy.readout.input_site
@@ -81,15 +93,20 @@ class RecordedBlocks:
         self.begun: dict[Site, int] = {}
         self.values: dict[Site, Tensor] = {}
         self.trees: dict[int, Any] = {}
-        live = LiveBytes()
-        with live:
-            self.logits = self._run(
-                ids, self.trees, [self._looking(site, live) for site in dict.fromkeys(sites)], live.kept
-            )
-        self.peak = live.peak
         self.outputs: list[_Output] = []
         self.end_only = False
-        self.fault = self._prove()
+        live = LiveBytes()
+        before_logits: list[int] = []
+        taps = [self._looking(site, live) for site in dict.fromkeys(sites)]
+        with live:
+            logits = self._run(
+                ids, self.trees, [*taps, (self.readout, lambda leaves: before_logits.append(live.peak))], live.kept
+            )
+        self.logits = logits[0, position].clone()
+        self.fault = self._prove(logits)
+        self.run_bytes, self.whole_bytes = live.peak, live.peak + logits.nbytes
+        if self.end_only and before_logits:
+            self.run_bytes = before_logits[0] + LOGITS_COPIES * self.logits.nbytes
 
     def _looking(self, site: Site, live: LiveBytes) -> tuple[Site, Tap]:
         def tap(leaves: list[Any]) -> None:
@@ -101,8 +118,8 @@ class RecordedBlocks:
     @property
     def nbytes(self) -> int:
         """The memory of what is kept."""
-        kept = (leaves_of(self.trees), self.values.values(), (self.logits,))
-        return sum(leaf.nbytes for leaves in kept for leaf in leaves if isinstance(leaf, Tensor))
+        kept = [*leaves_of(self.trees), *self.values.values()]
+        return sum(leaf.nbytes for leaf in kept if isinstance(leaf, Tensor))
 
     def skipping(self, skipped: Iterable[int], batch: int = 1, position: int = 0) -> AbstractContextManager[None]:
         """A forward pass of `batch` rows from a position on in which these blocks are skipped."""
@@ -132,7 +149,7 @@ class RecordedBlocks:
             return logits_of(self.model(input_ids=ids, **self.forward))
 
     @torch.no_grad()
-    def _prove(self) -> str | None:
+    def _prove(self, logits: Float[Tensor, "1 pos d_vocab"]) -> str | None:
         """Why blocks cannot be skipped; None: they can."""
         if not self.calls:
             return "no block is a module"
@@ -140,9 +157,9 @@ class RecordedBlocks:
             self.outputs = self._axes()
             with self.skipping(range(len(self.calls))):
                 again = logits_of(self.model(input_ids=self.ids, **self.forward))
-            if not torch.equal(again, self.logits):
+            if not torch.equal(again, logits):
                 return "the logits depend on more than what blocks return"
-            self.end_only = self._end_only()
+            self.end_only = self._end_only(logits)
             wrong = next((i for i in range(len(self.calls)) if not self._alone(i)), None)
         except torch.OutOfMemoryError:
             raise
@@ -156,7 +173,7 @@ class RecordedBlocks:
         self._run(self.ids[:, -1:].expand(2, -1).contiguous(), shapes)
         return [_output(self.trees[i], shapes[i], self.ids.shape[1]) for i in range(len(self.calls))]
 
-    def _end_only(self) -> bool:
+    def _end_only(self, whole: Float[Tensor, "1 pos d_vocab"]) -> bool:
         """Whether logits can be made of the last position alone."""
         try:
             with self.skipping(range(len(self.calls))), tapped(self.model, [end_only(self.readout, *self.ids.shape)]):
@@ -165,7 +182,7 @@ class RecordedBlocks:
             raise
         except Exception:  # a model that cannot be run like this is run in another way
             return False
-        return logits.shape[1] == 1 and alike(logits[0, -1], self.logits[0, -1])
+        return logits.shape[1] == 1 and alike(logits[0, -1], whole[0, -1])
 
     @torch.no_grad()
     def _alone(self, index: int) -> bool:

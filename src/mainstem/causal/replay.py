@@ -39,6 +39,9 @@ from mainstem.run.capture import capture
 DEFAULT_MEMORY = 2**30
 """The bytes that runs may take beside the model, if nothing else is asked for."""
 
+LARGEST_BATCH = 128
+"""The most rows of a batch, whatever the memory: more are not faster, and what an interruption loses is one batch."""
+
 Changes = Sequence[Change]
 """What is changed in one run; here every change lists its positions, counted from 0."""
 
@@ -81,14 +84,15 @@ class Replay:
         self.ids = ids[:, : position + 1] if anatomy.causal else ids
         self.position = position
         self.notes: list[str] = []
-        self.blocks = RecordedBlocks(model, anatomy, self.ids, sites, **forward)
-        self.clean = self.blocks.logits[0, position].clone()
+        self.blocks = RecordedBlocks(model, anatomy, self.ids, position, sites, **forward)
+        self.clean = self.blocks.logits
         self._require_finite(self.clean[None], [()])
         self.prefixes = Prefixes(model, self.ids, forward) if anatomy.causal and self.blocks.fault is None else None
-        self.row_bytes = self.blocks.peak + 2 * (self.prefixes.nbytes if self.prefixes else 0)
+        self.row_bytes = self.blocks.run_bytes + 2 * (self.prefixes.nbytes if self.prefixes else 0)
         self.room = memory - reserved - self.blocks.nbytes - (self.prefixes.nbytes if self.prefixes else 0)
-        if self.room < 2 * self.row_bytes:
-            least = memory - self.room + 2 * self.row_bytes
+        needed = max(2 * self.row_bytes, self.blocks.whole_bytes)
+        if self.room < needed:
+            least = memory - self.room + needed
             raise UsageError(f"{memory:,} bytes are too few for a run", None, f"Allow {least:,} or more.")
         self.resumes = self.blocks.fault is None
         self.by_suffix = self.prefixes is not None and self.prefixes.usable
@@ -108,7 +112,7 @@ class Replay:
     def plan(self, runs: Mapping[int, Changes]) -> list[Batch]:
         """The batches in which these runs, by number, are made."""
         starts = {i: self.start(changes) for i, changes in runs.items()}
-        largest = self.room // self.row_bytes - 1 if self.in_batches else 1
+        largest = min(self.room // self.row_bytes - 1, LARGEST_BATCH) if self.in_batches else 1
         shape = (len(self.blocks.calls), self.ids.shape[1])
         return batches(starts, *shape, largest, self.resumes, self.by_suffix)
 
