@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import mainstem
-from mainstem.causal.changes import Change, set_by_position
+from mainstem.causal.changes import Change, set_by_position, set_to
 from mainstem.causal.grouping import Start, batches
 from mainstem.causal.patching import DIRECTIONS, Pair, Sweep, sweep
 from mainstem.causal.patching_grids import Grid, grid
@@ -174,7 +174,11 @@ def test_every_grid_equals_its_cells(name: str, kind: str) -> None:
 @named(["llama", "gpt2", "mixtral", "shared_block", "mamba"])
 def test_in_float64_with_nothing_rounded_to_float32_the_cells_are_equal(name: str) -> None:
     with Lifted():
-        module = handmade.ALL[name]().double() if name in handmade.ALL else zoo.build(name, dtype=torch.float64)
+        module = (
+            handmade.ALL[name]().double()
+            if name in handmade.ALL
+            else zoo.build(name, dtype=torch.float64, experts_implementation="eager")
+        )
         opened.cache_clear()
         model = mainstem.open(module)
         made = grid(model.anatomy, "resid", [str(i) for i in range(POSITIONS)])
@@ -279,14 +283,14 @@ def replayed(module: nn.Module) -> tuple[Replay, float]:
 
 
 def test_a_block_that_reads_what_another_left_behind_is_not_resumed_at() -> None:
-    replay, worst = replayed(Stale(handmade.ALL["plain"]()))
+    replay, worst = replayed(Stale(handmade.ALL["plain"]()).eval())
     assert not replay.resumes and worst <= 1e-5
     assert replay.notes == ["runs are computed from the first block on: block 2 alone does not return what it did"]
 
 
 def test_rows_that_mix_are_run_by_themselves() -> None:
-    replay, worst = replayed(Mixing(handmade.ALL["plain"]()))
-    assert replay.resumes and not replay.in_batches and worst == 0
+    replay, worst = replayed(Mixing(handmade.ALL["plain"]()).eval())
+    assert replay.resumes and not replay.in_batches and worst <= 1e-5
     assert "every run is made by itself" in replay.notes[-1]
 
 
@@ -337,7 +341,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, torn: bool, monkeyp
     counts: list[tuple[int, int]] = []
     resumed = swept("llama", state=state, progress=lambda done, total: counts.append((done, total)))
     assert torch.equal(resumed.values, whole.values)
-    assert counts[0][0] > len(lines) - 1 - torn and counts[-1] == (whole.run, whole.run)
+    assert counts[0][0] >= len(lines) - 1 and counts[-1] == (whole.run, whole.run)
     cells = [json.loads(line)["cell"] for line in state.read_text().splitlines()[1:]]
     assert sorted(cells) == sorted(set(cells)) and len(cells) == whole.run
     again = swept("llama", state=state, progress=lambda done, total: pytest.fail("nothing was left to run"))
@@ -424,15 +428,22 @@ def test_prompts_that_cannot_be_compared_are_refused() -> None:
         model.patch(clean, clean, "id:7", "id:9")
 
 
-def test_nan_after_a_patch_names_the_first_layer() -> None:
+@pytest.mark.parametrize("layer", [0, 2])
+def test_nan_after_a_change_names_the_first_layer(layer: int) -> None:
+    model = opened("in_place")
+    site = model.anatomy.blocks[layer].input_site
+    replay = Replay(model.module, model.anatomy, prompts()[0], POSITIONS - 1, [site])
+    with pytest.raises(NotFiniteError, match=rf"NaN or infinity after a change .L{layer}.attn"):
+        list(replay.logits({0: [Change(site, set_to(float("inf")), (3,))]}))
+
+
+def test_a_model_that_gives_nan_is_refused_before_anything_is_patched() -> None:
     model = mainstem.open(handmade.ALL["plain"]())
-    clean, corrupted = prompts()
-    with torch.no_grad():  # too large for the clean token alone: its activations overflow in the second MLP
-        model.module.tokens.weight[clean[0, 3]] *= 1e20
-        model.module.blocks[1].mlp.up.weight *= 1e30
-    chosen = grid(model.anatomy, "resid", [str(i) for i in range(POSITIONS)])
-    with pytest.raises(NotFiniteError, match="NaN or infinity after a change .L1.mlp"):
-        sweep(model.module, model.anatomy, Pair(clean, corrupted, POSITIONS - 1, first_logit), chosen)
+    model.anatomy  # noqa: B018
+    with torch.no_grad():
+        model.module.blocks[1].mlp.down.bias[3] = torch.nan
+    with pytest.raises(NotFiniteError, match="L1.mlp"):
+        model.patch(*(ids[0].tolist() for ids in prompts()), "id:7", "id:9")
 
 
 # --- results, grids and batches -----------------------------------------------------------------------------

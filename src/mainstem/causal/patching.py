@@ -214,11 +214,11 @@ def _run(
 ) -> tuple[dict[int, float], dict[int, Tensor]]:
     """The metric of every run, those that were kept included, and the logits of a few that were made now."""
     values = {i: value for i, value in kept.done.items() if i in runs} if kept else {}
-    left = {i: made for i, made in runs.items() if i not in values}
+    left = [i for i in runs if i not in values]
     order = torch.randperm(len(left), generator=torch.Generator().manual_seed(seed)).tolist()
-    sample = {list(left)[i] for i in order[:CHECKED]}
+    sample = {left[i] for i in order[:CHECKED]}
     drawn: dict[int, Tensor] = {}
-    for batch, logits in replay.logits(left):
+    for batch, logits in replay.logits(runs, frozenset(values)):
         found = pair.metric(logits).double().tolist()
         values |= dict(zip(batch, found, strict=True))
         drawn |= {i: row for i, row in zip(batch, logits, strict=True) if i in sample}

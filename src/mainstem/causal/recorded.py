@@ -12,7 +12,7 @@ and what it reads of computed ones is as in any run.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -97,7 +97,8 @@ class RecordedBlocks:
         self.end_only = False
         live = LiveBytes()
         before_logits: list[int] = []
-        taps = [self._looking(site, live) for site in dict.fromkeys(sites)]
+        self.entered: dict[tuple[str, int], int] = {}
+        taps = [tap for site in dict.fromkeys(sites) for tap in (*self._counting(site), self._looking(site, live))]
         with live:
             logits = self._run(
                 ids, self.trees, [*taps, (self.readout, lambda leaves: before_logits.append(live.peak))], live.kept
@@ -114,6 +115,20 @@ class RecordedBlocks:
             self.values[site] = live.kept(by_token(leaves[site.slot], site, Pass(1, self.ids.shape[1]))[1][0])
 
         return site, tap
+
+    def _counting(self, site: Site) -> list[tuple[Site, Tap]]:
+        """Taps that note how many blocks had returned at earlier calls of a module inside a block."""
+
+        def noting(call: int) -> Tap:
+            return lambda leaves: self.entered.__setitem__((site.path, call), len(self.trees))
+
+        inside = any(site.path.startswith(f"{path}.") for path, _ in self.calls)
+        return [(Site(site.path, call, "input"), noting(call)) for call in range(site.call if inside else 0)]
+
+    def site(self, site: Site, block: int) -> Site:
+        """Where a site is in a run that begins at a block: calls of modules inside skipped blocks are not made."""
+        skipped = sum(self.entered.get((site.path, call), block) < block for call in range(site.call))
+        return replace(site, call=site.call - skipped)
 
     @property
     def nbytes(self) -> int:

@@ -18,7 +18,7 @@ Cost: about 4 forwards to begin with, and a run of the positions before each fir
 returned, once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +31,9 @@ from mainstem.causal.changes import Change, Pass, change_taps
 from mainstem.causal.grouping import Batch, Start, batches
 from mainstem.causal.prefixes import Prefixes
 from mainstem.causal.recorded import RecordedBlocks, end_only, logits_of, said
-from mainstem.errors import NotFiniteError, UsageError
+from mainstem.errors import NotFiniteError, RunError, UsageError
 from mainstem.model.anatomy import Anatomy
-from mainstem.model.hooks import Site, tapped
+from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.run.capture import capture
 
 DEFAULT_MEMORY = 2**30
@@ -88,8 +88,10 @@ class Replay:
         self.clean = self.blocks.logits
         self._require_finite(self.clean[None], [()])
         self.prefixes = Prefixes(model, self.ids, forward) if anatomy.causal and self.blocks.fault is None else None
-        self.row_bytes = self.blocks.run_bytes + 2 * (self.prefixes.nbytes if self.prefixes else 0)
-        self.room = memory - reserved - self.blocks.nbytes - (self.prefixes.nbytes if self.prefixes else 0)
+        widest = max((value.nbytes for value in self.blocks.values.values()), default=0)
+        cached = self.prefixes.nbytes if self.prefixes else 0
+        self.row_bytes = self.blocks.run_bytes + widest + 2 * cached + self.ids.nbytes
+        self.room = memory - reserved - self.blocks.nbytes - cached
         needed = max(2 * self.row_bytes, self.blocks.whole_bytes)
         if self.room < needed:
             least = memory - self.room + needed
@@ -116,23 +118,30 @@ class Replay:
         shape = (len(self.blocks.calls), self.ids.shape[1])
         return batches(starts, *shape, largest, self.resumes, self.by_suffix)
 
-    def logits(self, runs: Mapping[int, Changes]) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "run d_vocab"]]]:
+    def logits(
+        self, runs: Mapping[int, Changes], done: Container[int] = ()
+    ) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "run d_vocab"]]]:
         """The destination's logits, batch by batch: numbers of runs, and a row for each.
+
+        Args:
+            runs: what is changed in each.
+            done: runs whose logits are not wanted; batches, and so roundings, are as if they were.
 
         Raises:
             NotFiniteError: if a run's logits are not finite; names the first layer that is not.
         """
-        left = dict(runs)
-        while left:
-            for batch in self.plan(left):
-                changes = [left[i] for i in batch.runs]
-                rows = self._checked(changes, batch.start)
-                if rows is None:
-                    break  # something was switched off: what is left is planned anew
-                self._require_finite(rows, changes)
-                for i in batch.runs:
-                    del left[i]
-                yield batch.runs, rows
+        pending = self.plan(runs)
+        while pending:
+            batch = pending.pop(0)
+            if all(i in done for i in batch.runs):
+                continue
+            changes = [runs[i] for i in batch.runs]
+            rows = self._checked(changes, batch.start)
+            if rows is None:  # something was switched off: what is left is planned anew
+                pending = self.plan({i: runs[i] for left in (batch, *pending) for i in left.runs})
+                continue
+            self._require_finite(rows, changes)
+            yield batch.runs, rows
 
     @torch.no_grad()
     def alone(self, changes: Changes) -> Float[Tensor, " d_vocab"]:
@@ -144,35 +153,53 @@ class Replay:
         """The logits of one batch, an unchanged row with it; None if that came out wrong and something was given up."""
         if not self.in_batches:
             return self._run(changes, start)
-        fault = self._fault([*changes, ()], start)
-        if not isinstance(fault, str):
-            return fault[:-1]
-        if self.by_suffix and start.position and isinstance(self._fault([()], start), str):
+        rows, fault = self._tried([*changes, ()], start)
+        if rows is not None:
+            return rows[:-1]
+        sound = all(
+            self._tried(made, start, last)[0] is not None for made, last in (([()], True), (changes[:1], False))
+        )
+        if sound:
+            self.in_batches = self.by_suffix = False
+            self.notes.append(f"every run is made by itself: {fault}")
+        elif self.by_suffix and start.position:
             self.by_suffix = False
             self.notes.append(f"runs are computed from the first position on: {fault}")
-        elif self.end_only and isinstance(self._fault([()], start), str):
+        elif self.resumes and start.block:
+            self.resumes = False
+            self.notes.append(f"runs are computed from the first block on: {fault}")
+        elif self.end_only:
             self.end_only = False
             self.notes.append(f"logits are computed at all positions: {fault}")
         else:
-            self.in_batches = self.by_suffix = False
-            self.notes.append(f"every run is made by itself: {fault}")
+            raise RunError(f"The prompt cannot be run again: {fault}")
         return None
 
-    def _fault(self, changes: Sequence[Changes], start: Start) -> Tensor | str:
-        """The logits of a batch, or what is wrong with its last row, which is unchanged."""
+    def _tried(self, changes: Sequence[Changes], start: Start, unchanged: bool = True) -> tuple[Tensor | None, str]:
+        """The logits of a batch, or None and what is wrong; its last row is one without changes if `unchanged`."""
         try:
             rows = self._run(changes, start)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model says to being run like this, it is the finding
-            return said(error)
-        return rows if alike(rows[-1], self.clean) else "a row without changes does not get what the prompt gets alone"
+            return None, said(error)
+        if unchanged and not alike(rows[-1], self.clean):
+            return None, "a row without changes does not get what the prompt gets alone"
+        return rows, ""
 
     @torch.no_grad()
     def _run(self, changes: Sequence[Changes], start: Start) -> Float[Tensor, "run d_vocab"]:
         batch, positions = len(changes), self.ids.shape[1] - start.position
-        own = [replace(change, row=row) for row, made in enumerate(changes) for change in made]
-        taps = change_taps(own, Pass(batch, positions, start.position))
+        own = [
+            replace(change, row=row, site=self.blocks.site(change.site, start.block))
+            for row, made in enumerate(changes)
+            for change in made
+        ]
+        reached: set[Site] = set()
+        taps = [
+            (site, _noting(site, tap, reached))
+            for site, tap in change_taps(own, Pass(batch, positions, start.position))
+        ]
         forward = dict(self.forward)
         if start.position:
             assert self.prefixes is not None
@@ -183,6 +210,8 @@ class Replay:
         skipped = self.blocks.skipping(range(start.block), batch, start.position)
         with skipped, tapped(self.model, taps):
             logits = logits_of(self.model(input_ids=ids, **forward))
+        if missed := {change.site for change in own} - reached:
+            raise RunError("A value that is to be changed is not computed", str(next(iter(missed))))
         return logits[:, -1 if self.anatomy.causal else self.position].clone()
 
     def _require_finite(self, rows: Tensor, changes: Sequence[Changes]) -> None:
@@ -199,6 +228,14 @@ class Replay:
         captured = capture(self.model, self.anatomy, self.ids, end, edits=taps, **self.forward)
         found = next((i for i in captured.order if not bool(torch.isfinite(captured.writes[i]).all())), None)
         return "the unembedding" if found is None else str(self.anatomy.writes[found].unit)
+
+
+def _noting(site: Site, tap: Tap, reached: set[Site]) -> Tap:
+    def noting(leaves: list[Any]) -> list[Any] | None:
+        reached.add(site)
+        return tap(leaves)
+
+    return noting
 
 
 def _first_position(change: Change) -> int:

@@ -59,8 +59,8 @@ class SweepState:
         os.replace(fresh, self.path)
 
     def add(self, cells: Iterable[int], values: Iterable[float]) -> None:
-        """Notes cells as done, on disk before it returns."""
-        fresh = dict(zip(cells, values, strict=True))
+        """Notes cells as done, on disk before it returns; those that were done already are left as they are."""
+        fresh = {cell: value for cell, value in zip(cells, values, strict=True) if cell not in self.done}
         self.done |= fresh
         with self.path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps({"cell": cell, "value": value}) + "\n" for cell, value in fresh.items()))
