@@ -4,8 +4,8 @@ Which axes of a block's output hold rows and positions is seen, not assumed: a s
 the axes whose sizes follow are those. A skipped call returns new memory each time, since models change it in place.
 
 The proof: each block is computed with all before it skipped, and must return bitwise what it returned; with all
-skipped, the logits must be bitwise what they were. The run before it is that of other tokens, so what a block reads of
-earlier ones besides its input (a state that a module keeps) would be stale, and would show. A run that resumes at a
+skipped, the logits must be bitwise what they were. The last block is the first, after a run of other tokens, so what a
+block reads of earlier ones besides its input (a state that a module keeps) would be stale, and would show. A run that resumes at a
 block therefore computes what the unchanged run did: what each block reads of skipped blocks is as it was in the proof,
 and what it reads of computed ones is as in any run.
 """
@@ -175,7 +175,8 @@ class RecordedBlocks:
             if not torch.equal(again, logits):
                 return "the logits depend on more than what blocks return"
             self.end_only = self._end_only(logits)
-            wrong = next((i for i in range(len(self.calls)) if not self._alone(i)), None)
+            last_first = reversed(range(len(self.calls)))  # so that what earlier blocks left is still stale
+            wrong = next((i for i in last_first if not self._alone(i)), None)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model says to being run like this, it is the finding
