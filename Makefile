@@ -45,6 +45,7 @@ format: $(STAMPS)/dev  ## put imports and layout in order
 bench: $(STAMPS)/dev  ## cost of capture, decomposition and scores, as ratios to the bare forward pass
 	$(BIN)/python -m benchmarks.capture
 	$(BIN)/python -m benchmarks.search --measure
+	$(BIN)/python -m benchmarks.patching
 
 bench-peers: $(STAMPS)/dev  ## the same beside other tools, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers --install

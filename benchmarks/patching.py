@@ -1,0 +1,84 @@
+"""What a patching sweep costs on the default model, in bare forwards of the same prompt.
+
+    make bench            or     python -m benchmarks.patching [--grids resid heads-positions] [--memory 64]
+
+All layers and positions of the residual stream on a prompt of 14 tokens (420 cells and the final stream's 14), and heads
+by positions. The prompts differ at the first token, so that no cell is free because both runs are equal there. One cell
+is one run; a loop would make a forward for each. A bare forward is timed after every batch of the sweep, so that what
+slows one slows the other; the time of the sweep holds everything, from recording and proofs to the check of single
+cells. Peak memory is the rise of resident memory during a sweep, beside the budget that it was given.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import mainstem
+from benchmarks.ratios import peak_memory, table
+from mainstem.causal.patching import Sweep
+
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+CORRUPTED = "After Mary and John went to the store, Mary gave a drink to"
+MIB = 2**20
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grids", nargs="+", default=["resid", "heads-positions"])
+    parser.add_argument("--memory", type=int, nargs="+", default=[1024, 64], help="budgets in MiB for the peak memory")
+    arguments = parser.parse_args()
+    model = mainstem.open("demo")
+    print(f"{model.loaded.name}, {model.loaded.dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    model.anatomy  # noqa: B018 (discovered once for a model, whatever is asked of it)
+    for name in arguments.grids:
+        measure(model, name)
+    rows = {
+        f"budget of {budget} MiB": peak_memory(lambda budget=budget: sweep(model, "resid", memory=budget * MIB))
+        for budget in arguments.memory
+    }
+    table("resid: peak memory of a sweep over the model, in MiB", rows)
+
+
+def sweep(model: "mainstem.Model", grid: str, after: Callable[[], object] = lambda: None, **options) -> Sweep:
+    """One sweep; `after` is called after each batch."""
+    return model.patch(
+        CLEAN, CORRUPTED, " Mary", " John", grid=grid, progress=lambda done, total: after() and None, **options
+    )
+
+
+def measure(model: "mainstem.Model", grid: str) -> None:
+    """The time of a sweep over that of as many bare forwards."""
+    ids = torch.tensor([model.encode(CLEAN)])
+    forwards: list[float] = []
+
+    @torch.no_grad()
+    def bare() -> None:
+        started = time.perf_counter()
+        model.module(input_ids=ids, use_cache=False)
+        forwards.append(time.perf_counter() - started)
+
+    bare()
+    forwards.clear()
+    started = time.perf_counter()
+    made = sweep(model, grid, bare)
+    taken = time.perf_counter() - started - sum(forwards)
+    forward = statistics.median(forwards)
+    rows = {
+        "runs": made.run,
+        "cells equal in both prompts": made.identical,
+        "bare forward, seconds": forward,
+        "sweep, seconds": taken,
+        "sweep, bare forwards": taken / forward,
+        "times faster than a bare forward for each run": made.run * forward / taken,
+        "largest difference of a logit from a full forward": f"{made.error:.1e}",
+        "switched off": "; ".join(made.notes) or "nothing",
+    }
+    table(f"{grid}: {len(made.rows)} x {len(made.columns)}, {ids.shape[1]} tokens", rows)
+
+
+if __name__ == "__main__":
+    main()
