@@ -2,9 +2,9 @@
 
     make bench            or     python -m benchmarks.patching [--grids resid heads-positions] [--memory 64]
 
-All layers and positions of the residual stream on a prompt of 14 tokens (420 cells and the final stream's 14), and heads
-by positions. The prompts differ at the first token, so that no cell is free because both runs are equal there. One cell
-is one run; a loop would make a forward for each. A bare forward is timed after every batch of the sweep, so that what
+All layers and positions of the residual stream on a prompt of 14 tokens (420 cells and the final stream's 14), and
+heads by positions. The prompts differ at the first token, so that no position is free because both runs are equal there.
+One cell is one run; a loop would make a forward for each. A bare forward is timed after every batch of the sweep, so that what
 slows one slows the other; the time of the sweep holds everything, from recording and proofs to the check of single
 cells. Peak memory is the rise of resident memory during a sweep, beside the budget that it was given.
 """

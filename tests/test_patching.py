@@ -299,8 +299,8 @@ def test_a_cache_that_lies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None
 
     after = Prefixes.after
 
-    def lying(self, length: int, batch: int):
-        made = after(self, length, batch)
+    def lying(self, *arguments):
+        made = after(self, *arguments)
         made[self.name].layers[1].keys.mul_(1.5)
         return made
 
@@ -478,10 +478,11 @@ def test_a_head_less_grid_has_holes_where_layers_have_fewer_heads() -> None:
     largest=st.integers(1, 20),
     resumes=st.booleans(),
     by_suffix=st.booleans(),
+    late=st.booleans(),
 )
-def test_batches_hold_each_run_once_and_begin_with_its_earliest(places, largest: int, resumes, by_suffix) -> None:
+def test_batches_hold_each_run_once_and_begin_with_its_earliest(places, largest: int, resumes, by_suffix, late) -> None:
     starts = {i: Start(position, block) for i, (block, position) in enumerate(places)}
-    made = batches(starts, 8, 6, largest, resumes, by_suffix)
+    made = batches(starts, 8, 6, largest, resumes, by_suffix, late)
     assert sorted(run for batch in made for run in batch.runs) == list(starts)
     for batch in made:
         assert len(batch.runs) <= largest

@@ -1,11 +1,11 @@
 """Which runs become rows of one batch, where each begins at its own block and position.
 
-A batch begins where the earliest of its rows does, so rows that begin later compute some blocks and positions for
-nothing; in small batches each call's own cost (reading the weights) is spent on few rows. Runs are put on a plane of
-(first block, first position), which is cut into equal tiles; of a few tile sizes the one is taken that a simple account
-finds cheapest:
+A batch begins where the earliest of its rows does, so rows that begin later compute some positions for nothing, and,
+where they cannot come late, some blocks; in small batches each call's own cost (reading the weights) is spent on few
+rows. Runs are put on a plane of (first block, first position), which is cut into equal tiles; of a few tile sizes the
+one is taken that a simple account finds cheapest:
 
-    cost of a batch = (blocks computed) x (CALL_TOKENS + rows x positions computed)
+    cost of a batch = blocks computed x CALL_TOKENS + the sum over its rows of blocks x positions computed
 """
 
 from collections import defaultdict
@@ -27,14 +27,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs, by number, that are rows of one batch, and where it begins."""
+    """Runs, by number, that are rows of one batch, in the order of their first blocks, and where it begins."""
 
     start: Start
     runs: tuple[int, ...]
 
 
 def batches(
-    starts: Mapping[int, Start], blocks: int, positions: int, largest: int, resumes: bool, by_suffix: bool
+    starts: Mapping[int, Start], blocks: int, positions: int, largest: int, resumes: bool, by_suffix: bool, late: bool
 ) -> list[Batch]:
     """Every run once, in batches of at most `largest` rows, those that begin at one position together.
 
@@ -45,13 +45,20 @@ def batches(
         largest: the most rows of a batch.
         resumes: whether runs can begin at a later block.
         by_suffix: whether they can begin at a later position.
+        late: whether a row can begin at a later block than its batch.
     """
     usable = {
         run: Start(start.position if by_suffix else 0, start.block if resumes else 0) for run, start in starts.items()
     }
     sizes = [(deep, wide) for deep in _sizes(blocks) for wide in _sizes(positions)]
     made = [_tiled(usable, deep, wide, largest) for deep, wide in sizes]
-    return min(made, key=lambda tiles: sum(_cost(tile, blocks, positions) for tile in tiles))
+
+    def cost(batch: Batch) -> int:
+        first, length = batch.start.block, positions - batch.start.position
+        begins = [first, *(usable[run].block if late else first for run in batch.runs)]  # with one unchanged row
+        return (blocks + 1 - first) * CALL_TOKENS + length * sum(blocks + 1 - begin for begin in begins)
+
+    return min(made, key=lambda tiles: sum(cost(batch) for batch in tiles))
 
 
 def _sizes(count: int) -> Iterator[int]:
@@ -64,7 +71,7 @@ def _sizes(count: int) -> Iterator[int]:
 
 def _tiled(starts: Mapping[int, Start], deep: int, wide: int, largest: int) -> list[Batch]:
     tiles: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for run, start in sorted(starts.items(), key=lambda item: item[1]):
+    for run, start in sorted(starts.items(), key=lambda item: (item[1].block, item[1].position)):
         tiles[start.position // wide, start.block // deep].append(run)
     return [
         Batch(_earliest([starts[run] for run in chunk]), tuple(chunk))
@@ -75,8 +82,3 @@ def _tiled(starts: Mapping[int, Start], deep: int, wide: int, largest: int) -> l
 
 def _earliest(starts: Sequence[Start]) -> Start:
     return Start(min(start.position for start in starts), min(start.block for start in starts))
-
-
-def _cost(batch: Batch, blocks: int, positions: int) -> int:
-    rows = len(batch.runs) + 1  # and the unchanged one
-    return (blocks + 1 - batch.start.block) * (CALL_TOKENS + rows * (positions - batch.start.position))

@@ -5,6 +5,7 @@ cannot be cut, the model runs the shorter prefix.
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,10 +52,21 @@ class Prefixes:
         self._length = length
         self._cache: Any = next((made for name in NAMES if (made := getattr(result, name, None)) is not None), None)
 
-    def after(self, length: int, batch: int) -> dict[Any, Any]:
-        """What a forward call of `batch` rows takes to go on after the first `length` positions."""
+    def after(self, length: int, batch: int, computed: Sequence[int]) -> dict[Any, Any]:
+        """What a forward call of `batch` rows takes to go on after the first `length` positions.
+
+        Args:
+            length: how many positions are left out.
+            batch: the number of rows.
+            computed: how many of them each block computes; the cache has a layer for each block, where they differ.
+        """
         cache = copy.deepcopy(self._of(length))
-        cache.reorder_cache(torch.zeros(batch, dtype=torch.long, device=self.ids.device))
+        rows = torch.zeros(batch, dtype=torch.long, device=self.ids.device)
+        if all(count in (0, batch) for count in computed):
+            cache.reorder_cache(rows)
+        else:
+            for layer, count in zip(cache.layers, computed, strict=True):
+                layer.reorder_cache(rows[: max(count, 1)])
         return {"use_cache": True, self.name: cache}
 
     def _of(self, length: int) -> Any:

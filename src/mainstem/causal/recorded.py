@@ -3,11 +3,14 @@
 Which axes of a block's output hold rows and positions is seen, not assumed: a second run has two rows of one token, and
 the axes whose sizes follow are those. A skipped call returns new memory each time, since models change it in place.
 
-The proof: each block is computed with all before it skipped, and must return bitwise what it returned; with all
-skipped, the logits must be bitwise what they were. The last block is the first, after a run of other tokens, so what a
-block reads of earlier ones besides its input (a state that a module keeps) would be stale, and would show. A run that resumes at a
-block therefore computes what the unchanged run did: what each block reads of skipped blocks is as it was in the proof,
-and what it reads of computed ones is as in any run.
+The proof: with all blocks skipped, the logits must be bitwise what they were; and each block, computed with all before
+it skipped, must return bitwise what it returned. The last block comes first, after a run of other tokens, so what a
+block reads of earlier ones besides its input (a state that a module keeps) would be stale, and would show. A run that
+resumes at a block therefore computes what the unchanged run did: what each block reads of skipped blocks is as it was
+in the proof, and what it reads of computed ones is as in any run.
+
+A block may also compute some rows of a batch only, and return for the others what it always did: rows that nothing is
+changed in yet.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +25,7 @@ from torch import Tensor
 from mainstem.causal.ablation import alike
 from mainstem.causal.changes import Pass, by_token
 from mainstem.model.anatomy import Anatomy
-from mainstem.model.hooks import Site, Tap, around_call, skipped_calls, tapped
+from mainstem.model.hooks import Replacement, Site, Tap, around_call, replaced_calls, tapped
 from mainstem.model.trees import leaves_of, map_leaves
 from mainstem.run.memory import LiveBytes
 
@@ -55,6 +58,34 @@ class _Output:
             return leaf.clone()
 
         return map_leaves(expanded, self.tree)
+
+    def first_rows(self, inputs: Any, batch: int, rows: int) -> Any:
+        """The first rows of a call's inputs: of each tensor that has as many as the batch on the output's axis."""
+        axis = next(axis for axis, _ in self.axes if axis is not None)
+
+        def first(leaf: Any) -> Any:
+            whole = not isinstance(leaf, Tensor) or leaf.dim() <= axis or leaf.shape[axis] != batch
+            return leaf if whole else leaf.narrow(axis, 0, rows)
+
+        return map_leaves(first, inputs)
+
+    def joined(self, computed: Any, batch: int, position: int) -> Any:
+        """What was computed for the first rows, and for the others the same as ever."""
+        axes, recorded = iter(self.axes), iter(leaves_of(self.tree))
+
+        def join(leaf: Any) -> Any:
+            known = next(recorded)
+            if not isinstance(leaf, Tensor):
+                return leaf
+            rows, positions = next(axes)
+            if rows is None:
+                return leaf
+            if positions is not None:
+                known = known.narrow(positions, position, known.shape[positions] - position)
+            left = batch - leaf.shape[rows]
+            return torch.cat([leaf, known.expand(*(left if i == rows else n for i, n in enumerate(known.shape)))], rows)
+
+        return map_leaves(join, computed)
 
 
 class RecordedBlocks:
@@ -122,8 +153,8 @@ class RecordedBlocks:
         def noting(call: int) -> Tap:
             return lambda leaves: self.entered.__setitem__((site.path, call), len(self.trees))
 
-        inside = any(site.path.startswith(f"{path}.") for path, _ in self.calls)
-        return [(Site(site.path, call, "input"), noting(call)) for call in range(site.call if inside else 0)]
+        under = any(site.path.startswith(f"{path}.") for path, _ in self.calls)
+        return [(Site(site.path, call, "input"), noting(call)) for call in range(site.call if under else 0)]
 
     def site(self, site: Site, block: int) -> Site:
         """Where a site is in a run that begins at a block: calls of modules inside skipped blocks are not made."""
@@ -131,15 +162,44 @@ class RecordedBlocks:
         return replace(site, call=site.call - skipped)
 
     @property
+    def none(self) -> list[int]:
+        """No rows of any block."""
+        return [0] * len(self.calls)
+
+    def inside(self, site: Site) -> bool:
+        """Whether a site is inside a block's call, and not at its boundary."""
+        return any(site.path.startswith(f"{p}.") or (site.path == p and bool(site.function)) for p, _ in self.calls)
+
+    @property
     def nbytes(self) -> int:
         """The memory of what is kept."""
         kept = [*leaves_of(self.trees), *self.values.values()]
         return sum(leaf.nbytes for leaf in kept if isinstance(leaf, Tensor))
 
-    def skipping(self, skipped: Iterable[int], batch: int = 1, position: int = 0) -> AbstractContextManager[None]:
-        """A forward pass of `batch` rows from a position on in which these blocks are skipped."""
-        made = {self.calls[i]: (lambda output=self.outputs[i]: output.rows(batch, position)) for i in skipped}
-        return skipped_calls(self.model, made)
+    def skipping(self, computed: Sequence[int], batch: int = 1, position: int = 0) -> AbstractContextManager[None]:
+        """A forward pass of `batch` rows from a position on, in which blocks compute their first rows only.
+
+        Args:
+            computed: how many rows each block computes; the others get what the unchanged run had.
+            batch: the number of rows.
+            position: the first position.
+        """
+
+        def replacement(output: _Output, rows: int) -> Replacement:
+            def new(forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+                if not rows:
+                    return output.rows(batch, position)
+                args, kwargs = output.first_rows((args, kwargs), batch, rows)
+                return output.joined(forward(*args, **kwargs), batch, position)
+
+            return new
+
+        partly = {
+            call: replacement(output, rows)
+            for call, output, rows in zip(self.calls, self.outputs, computed, strict=False)
+            if rows < batch
+        }
+        return replaced_calls(self.model, partly)
 
     @torch.no_grad()
     def _run(
@@ -170,7 +230,7 @@ class RecordedBlocks:
             return "no block is a module"
         try:
             self.outputs = self._axes()
-            with self.skipping(range(len(self.calls))):
+            with self.skipping(self.none):
                 again = logits_of(self.model(input_ids=self.ids, **self.forward))
             if not torch.equal(again, logits):
                 return "the logits depend on more than what blocks return"
@@ -192,7 +252,7 @@ class RecordedBlocks:
     def _end_only(self, whole: Float[Tensor, "1 pos d_vocab"]) -> bool:
         """Whether logits can be made of the last position alone."""
         try:
-            with self.skipping(range(len(self.calls))), tapped(self.model, [end_only(self.readout, *self.ids.shape)]):
+            with self.skipping(self.none), tapped(self.model, [end_only(self.readout, *self.ids.shape)]):
                 logits = logits_of(self.model(input_ids=self.ids, **self.forward))
         except torch.OutOfMemoryError:
             raise
@@ -211,8 +271,8 @@ class RecordedBlocks:
                 seen.extend(leaves_of(_copied(output)))
                 raise _EnoughError
 
-        before = range(index)
-        with around_call(self.model, path, call, _ignored, leave), self.skipping(before), suppress(_EnoughError):
+        computed = [int(i == index) for i in range(len(self.calls))]
+        with around_call(self.model, path, call, _ignored, leave), self.skipping(computed), suppress(_EnoughError):
             self.model(input_ids=self.ids, **self.forward)
         pairs = zip(seen, leaves_of(self.trees[index]), strict=True)
         return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)

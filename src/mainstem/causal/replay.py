@@ -4,11 +4,12 @@ A run differs from the unchanged one from the first changed block on and, in a c
 position on. So the calls of earlier blocks are skipped (`mainstem.causal.recorded`), and earlier positions are left
 out, their keys and values given by the model's own cache. All the rest (masks, position embeddings, what happens
 between blocks, the final norm, the unembedding) is left to the model's own forward: there is no code per family. Runs
-that begin alike are rows of one batch, and logits are made of the destination alone.
+that begin alike are rows of one batch, each computed from its own first block on, and logits are made of the
+destination alone.
 
-Nothing is taken on trust. Skipping blocks proves itself bitwise when a `Replay` is made. Each batch then holds a row
-without changes, which must get the unchanged run's logits to rounding. What fails is switched off and said in `notes`:
-positions first, then the destination's logits alone, then batches, down to one full forward for each run.
+Nothing is taken on trust. Skipping blocks proves itself bitwise when a `Replay` is made. Each batch then begins and
+ends with a row without changes, which must get the unchanged run's logits to rounding, and every change must be
+reached. What fails is switched off and said in `notes`, down to one full forward for each run.
 
 Earlier positions come from the model's cache, and not from keys and values put in at the attention calls, because those
 calls are seen in fused attention only, while the cache works for every kind; with it the model itself numbers positions
@@ -92,13 +93,14 @@ class Replay:
         cached = self.prefixes.nbytes if self.prefixes else 0
         self.row_bytes = self.blocks.run_bytes + widest + 2 * cached + self.ids.nbytes
         self.room = memory - reserved - self.blocks.nbytes - cached
-        needed = max(2 * self.row_bytes, self.blocks.whole_bytes)
+        needed = max(3 * self.row_bytes, self.blocks.whole_bytes)
         if self.room < needed:
             least = memory - self.room + needed
             raise UsageError(f"{memory:,} bytes are too few for a run", None, f"Allow {least:,} or more.")
         self.resumes = self.blocks.fault is None
         self.by_suffix = self.prefixes is not None and self.prefixes.usable
         self.end_only = self.blocks.end_only and anatomy.causal
+        self.late = self.resumes
         self.in_batches = True
         if not self.resumes:
             self.notes.append(f"runs are computed from the first block on: {self.blocks.fault}")
@@ -114,9 +116,9 @@ class Replay:
     def plan(self, runs: Mapping[int, Changes]) -> list[Batch]:
         """The batches in which these runs, by number, are made."""
         starts = {i: self.start(changes) for i, changes in runs.items()}
-        largest = min(self.room // self.row_bytes - 1, LARGEST_BATCH) if self.in_batches else 1
+        largest = min(self.room // self.row_bytes - 2, LARGEST_BATCH) if self.in_batches else 1
         shape = (len(self.blocks.calls), self.ids.shape[1])
-        return batches(starts, *shape, largest, self.resumes, self.by_suffix)
+        return batches(starts, *shape, largest, self.resumes, self.by_suffix, self.late)
 
     def logits(
         self, runs: Mapping[int, Changes], done: Container[int] = ()
@@ -153,20 +155,21 @@ class Replay:
         """The logits of one batch, an unchanged row with it; None if that came out wrong and something was given up."""
         if not self.in_batches:
             return self._run(changes, start)
-        rows, fault = self._tried([*changes, ()], start)
+        rows, fault = self._tried([(), *changes, ()], start)
         if rows is not None:
-            return rows[:-1]
-        sound = all(
-            self._tried(made, start, last)[0] is not None for made, last in (([()], True), (changes[:1], False))
-        )
-        if sound:
+            return rows[1:-1]
+        sound = all(self._tried(alone, start)[0] is not None for alone in ([()], changes[:1]))
+        if sound and len(set(self._begins(changes, start))) > 1:
+            self.late = False
+            self.notes.append(f"all rows of a batch are computed from one block on: {fault}")
+        elif sound:
             self.in_batches = self.by_suffix = False
             self.notes.append(f"every run is made by itself: {fault}")
         elif self.by_suffix and start.position:
             self.by_suffix = False
             self.notes.append(f"runs are computed from the first position on: {fault}")
         elif self.resumes and start.block:
-            self.resumes = False
+            self.resumes = self.late = False
             self.notes.append(f"runs are computed from the first block on: {fault}")
         elif self.end_only:
             self.end_only = False
@@ -175,44 +178,63 @@ class Replay:
             raise RunError(f"The prompt cannot be run again: {fault}")
         return None
 
-    def _tried(self, changes: Sequence[Changes], start: Start, unchanged: bool = True) -> tuple[Tensor | None, str]:
-        """The logits of a batch, or None and what is wrong; its last row is one without changes if `unchanged`."""
+    def _tried(self, changes: Sequence[Changes], start: Start) -> tuple[Tensor | None, str]:
+        """The logits of a batch, or None and what is wrong, with the rows that have no changes above all."""
         try:
             rows = self._run(changes, start)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model says to being run like this, it is the finding
             return None, said(error)
-        if unchanged and not alike(rows[-1], self.clean):
+        if not all(made or alike(row, self.clean) for row, made in zip(rows, changes, strict=True)):
             return None, "a row without changes does not get what the prompt gets alone"
         return rows, ""
+
+    def _begins(self, changes: Sequence[Changes], start: Start) -> list[int]:
+        """The first block that each row computes: its own, where rows can come late, and they are in this order."""
+        begins = [start.block]
+        for made in changes:
+            begins.append(max(begins[-1], self.start(made).block) if made and self.late else begins[-1])
+        return begins[1:]
 
     @torch.no_grad()
     def _run(self, changes: Sequence[Changes], start: Start) -> Float[Tensor, "run d_vocab"]:
         batch, positions = len(changes), self.ids.shape[1] - start.position
-        own = [
-            replace(change, row=row, site=self.blocks.site(change.site, start.block))
-            for row, made in enumerate(changes)
-            for change in made
-        ]
+        begins = self._begins(changes, start)
+        if batch in (positions, self.ids.shape[1]):  # axes of rows and of positions would look alike
+            begins = [start.block] * batch
+        computed = [sum(begin <= i for begin in begins) for i in range(len(self.blocks.calls))]
         reached: set[Site] = set()
-        taps = [
-            (site, _noting(site, tap, reached))
-            for site, tap in change_taps(own, Pass(batch, positions, start.position))
-        ]
+        taps = self._taps(changes, start, computed, reached)
         forward = dict(self.forward)
         if start.position:
             assert self.prefixes is not None
-            forward |= self.prefixes.after(start.position, batch)
+            forward |= self.prefixes.after(start.position, batch, computed)
         if self.end_only:
             taps.append(end_only(self.anatomy.readout.input_site, batch, positions))
         ids = self.ids[:, start.position :].expand(batch, -1).contiguous()
-        skipped = self.blocks.skipping(range(start.block), batch, start.position)
-        with skipped, tapped(self.model, taps):
+        with self.blocks.skipping(computed, batch, start.position), tapped(self.model, taps):
             logits = logits_of(self.model(input_ids=ids, **forward))
-        if missed := {change.site for change in own} - reached:
+        if missed := {change.site for made in changes for change in made} - reached:
             raise RunError("A value that is to be changed is not computed", str(next(iter(missed))))
         return logits[:, -1 if self.anatomy.causal else self.position].clone()
+
+    def _taps(
+        self, changes: Sequence[Changes], start: Start, computed: Sequence[int], reached: set[Site]
+    ) -> list[tuple[Site, Tap]]:
+        """Taps for the changes of all rows, with as many rows as each site has; `reached` gets those that fire."""
+        by_site: dict[Site, list[Change]] = {}
+        for row, made in enumerate(changes):
+            for change in made:
+                by_site.setdefault(change.site, []).append(replace(change, row=row))
+        taps = []
+        for site, own in by_site.items():
+            rows = computed[self.blocks.begun[site]] if self.blocks.inside(site) else len(changes)
+            here = self.blocks.site(site, start.block)
+            now = Pass(rows, self.ids.shape[1] - start.position, start.position)
+            moved = [replace(change, site=here) for change in own]
+            taps += [(here, _noting(site, tap, reached)) for _, tap in change_taps(moved, now)]
+        return taps
 
     def _require_finite(self, rows: Tensor, changes: Sequence[Changes]) -> None:
         for row, made in zip(rows, changes, strict=True):

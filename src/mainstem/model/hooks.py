@@ -306,35 +306,34 @@ def around_call(
         yield
 
 
+Replacement = Callable[[Callable[..., Any], tuple, dict[str, Any]], Any]
+"""What a call returns instead, from what would compute it and its inputs; new memory, for models change it in place."""
+
+
 @contextmanager
-def skipped_calls(model: torch.nn.Module, outputs: Mapping[tuple[str, int], Callable[[], Any]]) -> Iterator[None]:
-    """In the one forward pass inside, some calls are not computed but return what is given for them.
+def replaced_calls(model: torch.nn.Module, replacements: Mapping[tuple[str, int], Replacement]) -> Iterator[None]:
+    """In the one forward pass inside, some calls are replaced, by a module's path and the number of its call.
 
-    Hooks of the module itself still run, those of modules inside it do not. On leaving, also after an error, every
-    module has its own `forward` back.
-
-    Args:
-        model: the model; what happens between its modules' calls is computed as ever.
-        outputs: for a module's path and the number of its call what makes the output; a new one at each use, because
-            the model may change it in place.
+    Hooks of the module itself still run, those of modules inside it only where they are called. On leaving, also after
+    an error, every module has its own `forward` back.
     """
     modules = dict(model.named_modules())
     with ExitStack() as stack:
-        for path in dict.fromkeys(path for path, _ in outputs):
-            made = {call: make for (owner, call), make in outputs.items() if owner == path}
-            stack.enter_context(_skipping(modules[path], made))
+        for path in dict.fromkeys(path for path, _ in replacements):
+            own = {call: new for (owner, call), new in replacements.items() if owner == path}
+            stack.enter_context(_replacing(modules[path], own))
         yield
 
 
 @contextmanager
-def _skipping(module: torch.nn.Module, outputs: Mapping[int, Callable[[], Any]]) -> Iterator[None]:
+def _replacing(module: torch.nn.Module, replacements: Mapping[int, Replacement]) -> Iterator[None]:
     own = vars(module).get("forward")  # where something else has replaced the class's forward already
     computed, calls = module.forward, count()
 
     @wraps(computed)
     def forward(*args, **kwargs):
-        make = outputs.get(next(calls))
-        return computed(*args, **kwargs) if make is None else make()
+        new = replacements.get(next(calls))
+        return computed(*args, **kwargs) if new is None else new(computed, args, kwargs)
 
     module.forward = forward
     try:
