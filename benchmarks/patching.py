@@ -2,11 +2,11 @@
 
     make bench            or     python -m benchmarks.patching [--grids resid heads-positions] [--memory 64]
 
-All layers and positions of the residual stream on a prompt of 14 tokens (420 cells and the final stream's 14), and
-heads by positions. The prompts differ at the first token, so that no position is free because both runs are equal there.
-One cell is one run; a loop would make a forward for each. A bare forward is timed after every batch of the sweep, so that what
-slows one slows the other; the time of the sweep holds everything, from recording and proofs to the check of single
-cells. Peak memory is the rise of resident memory during a sweep, beside the budget that it was given.
+All layers and positions of the residual stream on a prompt of 14 tokens (420 cells, and 14 of the final stream), and
+heads by positions. The prompts differ at the first token, so that no position is free because both runs are equal
+there. One cell is one run; a loop would make a forward for each. A bare forward is timed after every batch of the
+sweep, so that what slows one slows the other; the time of the sweep holds everything, from recording and proofs to the
+check of single cells. Peak memory is the rise of resident memory during a sweep, beside the budget that it was given.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
     model.anatomy  # noqa: B018 (discovered once for a model, whatever is asked of it)
     for name in arguments.grids:
         measure(model, name)
-    rows = {
+    rows: dict[str, object] = {
         f"budget of {budget} MiB": peak_memory(lambda budget=budget: sweep(model, "resid", memory=budget * MIB))
         for budget in arguments.memory
     }

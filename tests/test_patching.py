@@ -43,7 +43,7 @@ RESUMED = ["mamba", "jamba", "openai-gpt", "plain", "in_place", "shared_block", 
 EXPERTS = {"mixtral", "deepseek_v3", "gpt_oss", "jamba"}
 """Where the other tokens of a prompt change how those before them are grouped, and so how sums are rounded."""
 
-QUICK = {"llama", "gpt2", "mixtral", "in_place", "shared_block", "post_norm", "mixed_back"}
+QUICK = {"llama", "in_place", "shared_block", "mixed_back"}
 POSITIONS = 7
 
 

@@ -10,8 +10,9 @@ import torch
 from mainstem.causal.metrics import Metric
 from mainstem.causal.patching import Direction, Pair, Progress, Sweep, sweep
 from mainstem.causal.patching_grids import grid as grid_of
+from mainstem.causal.recorded import logits_of
 from mainstem.causal.replay import DEFAULT_MEMORY
-from mainstem.run.inputs import Inputs, make_inputs
+from mainstem.run.inputs import Inputs
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def patch(
         NotFiniteError: if a run gives NaN; names the first layer.
         CertificateError: if a cell comes out differently in a full forward of its own.
     """
-    first, second = (_inputs(model, prompt, chat) for prompt in (clean, corrupted))
+    first, second = (model.inputs(prompt, chat) for prompt in (clean, corrupted))
     place = first.place(position)
     chosen = _metric(model, metric, answers, wrong_answers, first, place)
     pair = Pair(first.ids, second.ids, place, chosen)
@@ -85,11 +86,6 @@ def patch(
     return replace(made, provenance=model.provenance())
 
 
-def _inputs(model: "Model", prompt: "Prompt", chat: bool) -> Inputs:
-    device = next(model.module.parameters()).device
-    return make_inputs(model.module, [model.encode(prompt, chat)], model.input_vocabulary, device)
-
-
 def _metric(
     model: "Model",
     metric: str | Callable[..., Any],
@@ -104,8 +100,7 @@ def _metric(
     logits = None
     if metric == "kl":
         with torch.no_grad():
-            result = model.module(input_ids=clean.ids, **clean.forward)
-        logits = (result.logits if hasattr(result, "logits") else result)[0, place]
+            logits = logits_of(model.module(input_ids=clean.ids, **clean.forward))[0, place]
     return Metric(metric, right, wrong, logits)  # type: ignore[arg-type]
 
 

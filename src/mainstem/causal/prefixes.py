@@ -12,11 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mainstem.run.inputs import accepted
+from mainstem.run.inputs import CACHES, cache_argument
 from mainstem.run.memory import LiveBytes
-
-NAMES = ("cache", "past_key_values")
-"""What the argument is called, in newer and in older versions of Transformers; the result's field likewise."""
 
 
 class Prefixes:
@@ -35,9 +32,8 @@ class Prefixes:
     def __init__(self, model: torch.nn.Module, ids: Int[Tensor, "1 pos"], forward: dict[str, Any]) -> None:
         self.model, self.ids, self.forward = model, ids, forward
         self.usable, self.nbytes = False, 0
-        known = accepted(model)
-        self.name = next((name for name in NAMES if name in known), None)
-        if self.name is None or "use_cache" not in known:
+        self.name = cache_argument(model)
+        if self.name is None:
             return
         live = LiveBytes()
         with live:
@@ -50,7 +46,7 @@ class Prefixes:
     def _keep(self, length: int) -> None:
         result = self.model(input_ids=self.ids[:, :length], **{**self.forward, "use_cache": True})
         self._length = length
-        self._cache: Any = next((made for name in NAMES if (made := getattr(result, name, None)) is not None), None)
+        self._cache: Any = next((made for name in CACHES if (made := getattr(result, name, None)) is not None), None)
 
     def after(self, length: int, batch: int, computed: Sequence[int]) -> dict[Any, Any]:
         """What a forward call of `batch` rows takes to go on after the first `length` positions.
