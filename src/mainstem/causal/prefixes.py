@@ -36,8 +36,13 @@ class Prefixes:
         if self.name is None:
             return
         live = LiveBytes()
-        with live:
-            self._keep(ids.shape[1])
+        try:
+            with live:
+                self._keep(ids.shape[1])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a model that cannot run with its cache is run without
+            return
         self.nbytes = live.live
         self._croppable = getattr(self._cache, "is_croppable", False)
         self.usable = hasattr(self._cache, "reorder_cache")

@@ -15,8 +15,8 @@ Earlier positions come from the model's cache, and not from keys and values put 
 calls are seen in fused attention only, while the cache works for every kind; with it the model itself numbers positions
 and makes masks, and recurrent layers keep their states in it.
 
-Cost: about 4 forwards to begin with, and a run of the positions before each first position. Memory: what each block
-returned, once.
+Cost: about 5 forwards to begin with, and, where the model's cache cannot be cut, a run of the positions before each
+first position. Memory: what each block returned, once.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -215,6 +215,8 @@ class Replay:
         ids = self.ids[:, start.position :].expand(batch, -1).contiguous()
         with self.blocks.skipping(computed, batch, start.position), tapped(self.model, taps):
             logits = logits_of(self.model(input_ids=ids, **forward))
+        if len(logits) != batch:
+            raise RunError(f"{len(logits)} rows come out of {batch}")
         if missed := {change.site for made in changes for change in made} - reached:
             raise RunError("A value that is to be changed is not computed", str(next(iter(missed))))
         return logits[:, -1 if self.anatomy.causal else self.position].clone()
