@@ -1,8 +1,5 @@
 """What the blocks of an unchanged run returned, and runs in which their calls are skipped and return it again.
 
-Which axes of a block's output hold rows and positions is seen, not assumed: a second run has two rows of one token, and
-the axes whose sizes follow are those. A skipped call returns new memory each time, since models change it in place.
-
 The proof: with all blocks skipped, the logits must be bitwise what they were; and each block, computed with all before
 it skipped, must return bitwise what it returned. The last block comes first, after a run of other tokens, so what a
 block reads of earlier ones besides its input (a state that a module keeps) would be stale, and would show. A run that
@@ -15,7 +12,7 @@ changed in yet.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.causal.ablation import alike
+from mainstem.causal.block_output import BlockOutput, block_output
 from mainstem.causal.changes import Pass, by_token
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Replacement, Site, Tap, around_call, replaced_calls, tapped
@@ -31,61 +29,6 @@ from mainstem.run.memory import LiveBytes
 
 LOGITS_COPIES = 4
 """How many times the logits may be there at once: scaled, capped, in another dtype, taken out."""
-
-PLAIN = (type(None), bool, int, float, str)
-"""What a block may return besides tensors and be skipped all the same."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Output:
-    """What a call returned, and for each of its tensors the axes of rows and of positions."""
-
-    tree: Any
-    axes: tuple[tuple[int | None, int | None], ...]
-
-    def rows(self, batch: int, position: int) -> Any:
-        """The same for `batch` rows, from a position on."""
-        axes = iter(self.axes)
-
-        def expanded(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            rows, positions = next(axes)
-            if positions is not None:
-                leaf = leaf.narrow(positions, position, leaf.shape[positions] - position)
-            if rows is not None:
-                leaf = leaf.expand(*(batch if i == rows else size for i, size in enumerate(leaf.shape)))
-            return leaf.clone()
-
-        return map_leaves(expanded, self.tree)
-
-    def first_rows(self, inputs: Any, batch: int, rows: int) -> Any:
-        """The first rows of a call's inputs: of each tensor that has as many as the batch on the output's axis."""
-        axis = next(axis for axis, _ in self.axes if axis is not None)
-
-        def first(leaf: Any) -> Any:
-            whole = not isinstance(leaf, Tensor) or leaf.dim() <= axis or leaf.shape[axis] != batch
-            return leaf if whole else leaf.narrow(axis, 0, rows)
-
-        return map_leaves(first, inputs)
-
-    def joined(self, computed: Any, batch: int, position: int) -> Any:
-        """What was computed for the first rows, and for the others the same as ever."""
-        axes, recorded = iter(self.axes), iter(leaves_of(self.tree))
-
-        def join(leaf: Any) -> Any:
-            known = next(recorded)
-            if not isinstance(leaf, Tensor):
-                return leaf
-            rows, positions = next(axes)
-            if rows is None:
-                return leaf
-            if positions is not None:
-                known = known.narrow(positions, position, known.shape[positions] - position)
-            left = batch - leaf.shape[rows]
-            return torch.cat([leaf, known.expand(*(left if i == rows else n for i, n in enumerate(known.shape)))], rows)
-
-        return map_leaves(join, computed)
 
 
 class RecordedBlocks:
@@ -124,7 +67,7 @@ class RecordedBlocks:
         self.begun: dict[Site, int] = {}
         self.values: dict[Site, Tensor] = {}
         self.trees: dict[int, Any] = {}
-        self.outputs: list[_Output] = []
+        self.outputs: list[BlockOutput] = []
         self.end_only = False
         live = LiveBytes()
         before_logits: list[int] = []
@@ -185,7 +128,7 @@ class RecordedBlocks:
             position: the first position.
         """
 
-        def replacement(output: _Output, rows: int) -> Replacement:
+        def replacement(output: BlockOutput, rows: int) -> Replacement:
             def new(forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
                 if not rows:
                     return output.rows(batch, position)
@@ -243,11 +186,11 @@ class RecordedBlocks:
             return said(error)
         return None if wrong is None else f"block {wrong} alone does not return what it did"
 
-    def _axes(self) -> list[_Output]:
+    def _axes(self) -> list[BlockOutput]:
         """What blocks returned, with the axes of rows and positions, from a run of two rows of one other token."""
         shapes: dict[int, Any] = {}
         self._run(self.ids[:, -1:].expand(2, -1).contiguous(), shapes)
-        return [_output(self.trees[i], shapes[i], self.ids.shape[1]) for i in range(len(self.calls))]
+        return [block_output(self.trees[i], shapes[i], self.ids.shape[1]) for i in range(len(self.calls))]
 
     def _end_only(self, whole: Float[Tensor, "1 pos d_vocab"]) -> bool:
         """Whether logits can be made of the last position alone."""
@@ -313,24 +256,3 @@ def _ignored(inputs: Any) -> None:
 
 def _copied(tree: Any, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
     return map_leaves(lambda leaf: keep(leaf.clone()) if isinstance(leaf, Tensor) else leaf, tree)
-
-
-def _output(tree: Any, small: Any, length: int) -> _Output:
-    """The axes of an output by its shapes in a run of one row of `length` tokens, and in one of two rows of one.
-
-    Of two axes of positions, as a pattern has them, the first is that of the positions that are computed.
-    """
-    axes = []
-    for leaf, other in zip(leaves_of(tree), leaves_of(small), strict=True):
-        if not isinstance(leaf, Tensor):
-            if not isinstance(leaf, PLAIN):
-                raise TypeError(f"a block returns a {type(leaf).__name__}")
-            continue
-        sizes = list(zip(leaf.shape, other.shape, strict=True))
-        rows = [i for i, pair in enumerate(sizes) if pair == (1, 2)]
-        places = [i for i, pair in enumerate(sizes) if pair == (length, 1) and length > 1]
-        if len(rows) > 1 or any(a != b for i, (a, b) in enumerate(sizes) if i not in rows + places):
-            shown = f"{tuple(leaf.shape)} for one row and {tuple(other.shape)} for two rows of one token"
-            raise ValueError(f"a block returns {shown}")
-        axes.append((rows[0] if rows else None, places[0] if places else None))
-    return _Output(tree, tuple(axes))
