@@ -1,0 +1,131 @@
+"""Where each unit of a model can be patched: sites, and which entries of what is there are whose.
+
+A sublayer or an embedding is its whole write. A head is its entries of what W_O reads, an attention neuron one of
+them, an FFN neuron one entry of what the output matrix reads. Where attention is fused, queries, keys and values are
+places, too; keys and values that several heads share are listed under the first of those heads.
+
+Limits: neurons of routed experts have no entry of their own, because routing differs from token to token; attention
+and W_O as one operation has no place for its heads. Their sublayers have.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mainstem.analysis.parts import UnitGrid
+from mainstem.causal.tracked import by_token
+from mainstem.errors import ChoiceError
+from mainstem.model.anatomy import Anatomy, AttentionCore, Write
+from mainstem.model.hooks import Site
+from mainstem.model.views import heads_first, query_rows
+from mainstem.units import Unit
+
+PlaceKind = Literal[
+    "embedding",
+    "sublayer",
+    "head",
+    "attention_neuron",
+    "ffn_neuron",
+    "expert_neuron",
+    "query",
+    "key",
+    "value",
+]
+PLACE_KINDS: tuple[PlaceKind, ...] = get_args(PlaceKind)
+"""Kinds of places; expert neurons are those of shared experts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Units that are entries of what is at one site.
+
+    Attributes:
+        kind: what they are.
+        units: their addresses.
+        site: where they are.
+        entries: for each unit its entries of the last axis; None: one unit is all of it.
+        core: the attention whose argument is at the site, for queries, keys and values.
+        heads: how many distinct heads that argument has.
+    """
+
+    kind: PlaceKind
+    units: Sequence[Unit]
+    site: Site
+    entries: Int[Tensor, "unit entry"] | None = None
+    core: AttentionCore | None = None
+    heads: int = 0
+
+    def rows(self, tensor: Tensor, runs: int, positions: int) -> Tensor:
+        """What is at the site (or anything of its shape) as [run, pos, unit, entry]."""
+        if self.core is not None:
+            arrange = query_rows if self.kind == "query" else heads_first
+            found = arrange(tensor, self.core.layouts[self.kind], self.core.sizes, runs).transpose(1, 2)
+            return found.unflatten(2, (self.heads, -1)).flatten(3)  # copies of one head are patched together
+        found = by_token(tensor, self.site, runs, positions)
+        return found[:, :, None] if self.entries is None else found[..., self.entries.to(found.device)]
+
+
+def patch_places(anatomy: Anatomy, kinds: Iterable[str]) -> list[Place]:
+    """The places of the units of some kinds, in the order in which the anatomy has its writes.
+
+    Raises:
+        ChoiceError: if there is no such kind of place.
+    """
+    wanted = list(kinds)
+    for kind in wanted:
+        if kind not in PLACE_KINDS:
+            raise ChoiceError("kind", kind, PLACE_KINDS)
+    found: dict[tuple[str, Site], Place] = {}
+    for write in anatomy.writes:
+        for place in _places(write):
+            if place.kind in wanted:
+                found.setdefault((place.kind, place.site), place)  # an adapter reads what its matrix reads
+    return list(found.values())
+
+
+def _places(write: Write) -> list[Place]:
+    unit = write.unit
+    found = [Place("embedding" if unit.kind == "embedding" else "sublayer", [unit], write.site)]
+    if write.attention is not None:
+        found += _attention_places(write, write.attention)
+    elif write.neurons and write.source is not None and write.projection is not None:
+        found.append(_neurons(write, write.source, write.projection.n_in))
+    return found
+
+
+def _neurons(write: Write, source: Site, count: int) -> Place:
+    layer, nth, expert, first = write.unit.layer, write.unit.nth, write.shared_expert, write.first_neuron
+    assert layer is not None
+    entries = torch.arange(count)[:, None]
+    if expert is None:
+        units = UnitGrid(count, lambda i: Unit.ffn_neuron(layer, first + i, nth=nth))
+        return Place("ffn_neuron", units, source, entries)
+    units = UnitGrid(count, lambda i: Unit.shared_neuron(layer, expert, i, nth=nth))
+    return Place("expert_neuron", units, source, entries)
+
+
+def _attention_places(write: Write, core: AttentionCore) -> list[Place]:
+    layer, nth = write.unit.layer, write.unit.nth
+    assert layer is not None
+    found = []
+    n_heads, width = core.channels.shape
+    if write.source is not None:
+        heads = [Unit.head(layer, head, nth=nth) for head in range(n_heads)]
+        found.append(Place("head", heads, write.source, core.channels))
+        grid = UnitGrid(n_heads * width, lambda i: Unit.attention_neuron(layer, i // width, i % width, nth=nth))
+        found.append(Place("attention_neuron", grid, write.source, core.channels.reshape(-1, 1)))
+    if core.fused:
+        counts: dict[PlaceKind, int] = {"query": n_heads, "key": core.n_keys, "value": core.n_key_value_heads}
+        for kind, count in counts.items():
+            units = [Unit.head(layer, head * n_heads // count, nth=nth) for head in range(count)]
+            found.append(Place(kind, units, argument_site(core, kind), core=core, heads=count))
+    return found
+
+
+def argument_site(core: AttentionCore, name: str) -> Site:
+    """The site of one of the arguments of an attention call."""
+    return replace(core.site, slot=core.slots[name])
