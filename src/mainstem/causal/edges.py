@@ -1,0 +1,215 @@
+"""The edges of a model's stream: who writes, who reads, and which rows of a read's matrix are a head's.
+
+Writers are embeddings, heads, and every other sublayer as a whole; readers are each head's query, key and value, the
+input of every other sublayer (all its reads together), and the logits. An edge goes from a writer to a reader that
+comes after it. Keys and values that several heads share are one reader, which feeds all of them.
+
+A head's rows are those of the read's result that its query, key or value changes with: they are asked of the linear
+map from the read to attention (`mainstem.run.operands`), so that no order of heads, queries, keys and values in a
+matrix needs to be known.
+
+Limits: sublayers whose experts read the stream, because what each of them reads depends on the token; attention behind
+a read that is not found again is one writer and one reader.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mainstem.errors import LevelRefusedError
+from mainstem.model.anatomy import Anatomy, Write
+from mainstem.model.graph import Node, SumNode, WriteNode
+from mainstem.model.hooks import Site
+from mainstem.run.operands import AttentionOperands, attention_operands
+from mainstem.units import Unit
+
+ROLES = ("query", "key", "value")
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The units that share one write of the anatomy: its heads, or the one unit that it belongs to.
+
+    Attributes:
+        write: the number of the write.
+        writers: the numbers of the units among the graph's writers.
+    """
+
+    write: int
+    writers: tuple[int, ...]
+
+    @property
+    def heads(self) -> bool:
+        """Whether the write is split into heads."""
+        return len(self.writers) > 1
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a reader reads by one matrix: read number `read` of the anatomy, and its rows (None: all of them)."""
+
+    read: int
+    rows: Int[Tensor, " d_out"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Something that reads the stream.
+
+    Attributes:
+        unit: whose input it is; for what several heads share the first of them, for the logits None.
+        role: "query", "key", "value", "input" or "logits".
+        feeds: the writers that it is an input of.
+        parts: the matrices that it reads by; none for the logits.
+    """
+
+    unit: Unit | None
+    role: str
+    feeds: tuple[Unit, ...]
+    parts: tuple[Part, ...]
+
+    def __str__(self) -> str:
+        return "logits" if self.unit is None else str(self.unit) if self.role == "input" else f"{self.unit} {self.role}"
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeGraph:
+    """Writers and readers of one model, each in the order of execution.
+
+    `exists` says for each writer and reader whether an edge can be there.
+    """
+
+    anatomy: Anatomy
+    writers: tuple[Unit, ...]
+    pieces: tuple[Piece, ...]
+    readers: tuple[Reader, ...]
+    exists: Bool[Tensor, "writer reader"]
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """What a run must keep for its writers' writes, every value of the stream, and the results of reads."""
+        anatomy = self.anatomy
+        gates = [t.gate.site for n in anatomy.graph.nodes if isinstance(n, SumNode) for t in n.terms if t.gate]
+        sources = [anatomy.writes[piece.write].source for piece in self.pieces if piece.heads]
+        found = [*(w.site for w in anatomy.writes), *gates, *(s for s in sources if s), *self.read_sites]
+        return list(dict.fromkeys([*found, anatomy.readout.stream_site]))
+
+    @cached_property
+    def read_sites(self) -> list[Site]:
+        """Where the results of the readers' matrices are."""
+        reads = self.anatomy.reads
+        return list(dict.fromkeys(reads[part.read].site for reader in self.readers for part in reader.parts))
+
+    def node(self, part: Part | None) -> int:
+        """The value of the stream graph that a matrix reads; for the logits (None) the stream before the final norm."""
+        return self.anatomy.graph.root if part is None else self.anatomy.reads[part.read].node
+
+
+def edge_graph(
+    module: torch.nn.Module, anatomy: Anatomy, input_ids: Int[Tensor, "1 pos"], **forward: Any
+) -> EdgeGraph:
+    """The writers and readers of a model.
+
+    Args:
+        module: the model; it is left as it was.
+        anatomy: its anatomy.
+        input_ids: any short prompt; the blocks with attention are recorded on it, one run for each.
+        forward: further arguments of the forward call.
+
+    Raises:
+        LevelRefusedError: if a sublayer reads the stream by experts.
+    """
+    experts = next((w.unit for w in anatomy.writes if w.experts is not None), None)
+    if experts is not None:
+        raise LevelRefusedError("No edges into a sublayer of experts", str(experts), "each token is read by its own")
+    writers: dict[Unit, int] = {}
+    pieces, readers = [], []
+    split: dict[Unit, AttentionOperands] = {}
+    for i, write in enumerate(anatomy.writes):
+        operands = None
+        if write.attention is not None and write.source is not None and "heads" not in write.refusals:
+            operands = split.get(write.unit) or _operands(module, anatomy, i, input_ids, forward)
+        if operands is not None:
+            split[write.unit] = operands
+        units = _heads(write) if operands is not None else (write.unit,)
+        pieces.append(Piece(i, tuple(writers.setdefault(unit, len(writers)) for unit in units)))
+    for unit in dict.fromkeys(write.unit for write in anatomy.writes):
+        readers += _readers(anatomy, unit, split.get(unit))
+    readers.append(Reader(None, "logits", (), ()))
+    graph = EdgeGraph(anatomy, tuple(writers), tuple(pieces), tuple(readers), torch.empty(0, 0, dtype=torch.bool))
+    exists = torch.zeros(len(writers), len(readers), dtype=torch.bool)
+    for r, reader in enumerate(readers):
+        for part in reader.parts or (None,):
+            behind = writes_behind(anatomy.graph.nodes, graph.node(part))
+            for piece in pieces:
+                if piece.write in behind:
+                    exists[list(piece.writers), r] = True
+    return EdgeGraph(anatomy, graph.writers, graph.pieces, graph.readers, exists)
+
+
+def _heads(write: Write) -> tuple[Unit, ...]:
+    assert write.attention is not None and write.unit.layer is not None
+    layer, nth = write.unit.layer, write.unit.nth
+    return tuple(Unit.head(layer, head, nth=nth) for head in range(write.attention.n_heads))
+
+
+def _operands(module, anatomy: Anatomy, index: int, ids: Tensor, forward: dict) -> AttentionOperands | None:
+    """The maps from the reads to attention, if there is one for each of query, key and value."""
+    try:
+        found = attention_operands(module, anatomy, index, ids, **forward)
+        for role in ROLES:
+            found.of(role)
+    except LevelRefusedError:
+        return None
+    return found
+
+
+def _readers(anatomy: Anatomy, unit: Unit, operands: AttentionOperands | None) -> list[Reader]:
+    reads = [i for i, read in enumerate(anatomy.reads) if read.unit == unit]
+    if operands is None:
+        return [Reader(unit, "input", (unit,), tuple(Part(i) for i in reads))] if reads else []
+    write = anatomy.writes[operands.write]
+    readers = []
+    for role in ROLES:
+        operand, read = operands.of(role)
+        feeds: dict[tuple[int, ...], list[Unit]] = {}
+        for head, own in enumerate(_heads(write)):
+            rows = _rows(operand, operand.head(head, write.attention.n_heads))  # type: ignore[union-attr]
+            feeds.setdefault(tuple(rows.tolist()), []).append(own)
+        readers += [
+            Reader(own[0], role, tuple(own), (Part(read, torch.tensor(rows)),)) for rows, own in feeds.items()
+        ]
+    used = {operands.reads[role] for role in ROLES}
+    rest = tuple(Part(i) for i in reads if i not in used)
+    return readers + ([Reader(unit, "input", _heads(write), rest)] if rest else [])
+
+
+def _rows(operand, head: int) -> Int[Tensor, " d_out"]:
+    """The rows of the read's result that one head of an operand is made from."""
+    width = operand.received.shape[-1]
+    direction = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found, _ = operand.pull_back(direction.to(operand.received.device), head, operand.positions - 1)
+    return torch.nonzero(found).flatten().cpu()
+
+
+def writes_behind(nodes: Sequence[Node], end: int) -> set[int]:
+    """The writes that a node of the stream graph is made from."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = [end]
+    while pending:
+        place = pending.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        node = nodes[place]
+        if isinstance(node, WriteNode):
+            found.add(node.write)
+        else:
+            pending.extend([t.node for t in node.terms] if isinstance(node, SumNode) else [node.node])
+    return found
