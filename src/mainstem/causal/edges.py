@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mainstem.analysis.circuits import Wiring
 from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import Anatomy, Write
 from mainstem.model.graph import Node, SumNode, WriteNode
@@ -63,7 +64,7 @@ class Reader:
 
     Attributes:
         unit: whose input it is; for what several heads share the first of them, for the logits None.
-        role: "query", "key", "value", "input" or "logits".
+        role: "query", "key", "value", or "input".
         feeds: the writers that it is an input of.
         parts: the matrices that it reads by; none for the logits.
     """
@@ -73,8 +74,13 @@ class Reader:
     feeds: tuple[Unit, ...]
     parts: tuple[Part, ...]
 
+    @property
+    def name(self) -> str:
+        """The address of its unit, or `logits`."""
+        return "logits" if self.unit is None else str(self.unit)
+
     def __str__(self) -> str:
-        return "logits" if self.unit is None else str(self.unit) if self.role == "input" else f"{self.unit} {self.role}"
+        return self.name if self.role == "input" else f"{self.name} {self.role}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +110,14 @@ class EdgeGraph:
         """Where the results of the readers' matrices are."""
         reads = self.anatomy.reads
         return list(dict.fromkeys(reads[part.read].site for reader in self.readers for part in reader.parts))
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The same as matrices, for the search of circuits."""
+        feeds = [[writer in reader.feeds for writer in self.writers] for reader in self.readers]
+        begins = [writer.kind == "embedding" for writer in self.writers]
+        ends = [reader.unit is None for reader in self.readers]
+        return Wiring(self.exists, *(torch.tensor(rows, dtype=torch.bool) for rows in (feeds, begins, ends)))
 
     def node(self, part: Part | None) -> int:
         """The value of the stream graph that a matrix reads; for the logits (None) the stream before the final norm."""
@@ -140,7 +154,7 @@ def edge_graph(
         pieces.append(Piece(i, tuple(writers.setdefault(unit, len(writers)) for unit in units)))
     for unit in dict.fromkeys(write.unit for write in anatomy.writes):
         readers += _readers(anatomy, unit, split.get(unit))
-    readers.append(Reader(None, "logits", (), ()))
+    readers.append(Reader(None, "input", (), ()))
     graph = EdgeGraph(anatomy, tuple(writers), tuple(pieces), tuple(readers), torch.empty(0, 0, dtype=torch.bool))
     exists = torch.zeros(len(writers), len(readers), dtype=torch.bool)
     for r, reader in enumerate(readers):
