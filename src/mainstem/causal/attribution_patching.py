@@ -213,7 +213,7 @@ class _Pair:
                 for i, (place, own) in enumerate(zip(self.places, made, strict=True)):
                     others = len(layers) - (place.units[0].layer in layers)
                     if place.units[0].layer != now.layer:
-                        sums[i] = tuple(s + e.abs() / others for s, e in zip(sums[i], own, strict=True))
+                        sums[i] = sums[i][0] + own[0].abs() / others, sums[i][1] + own[1].abs() / others
             return float(run.metric.detach()), sums
 
         return *self._tracked(gates, then), Cost(1, len(layers))

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mainstem.analysis.circuits import Wiring
@@ -124,9 +124,7 @@ class EdgeGraph:
         return self.anatomy.graph.root if part is None else self.anatomy.reads[part.read].node
 
 
-def edge_graph(
-    module: torch.nn.Module, anatomy: Anatomy, input_ids: Int[Tensor, "1 pos"], **forward: Any
-) -> EdgeGraph:
+def edge_graph(module: torch.nn.Module, anatomy: Anatomy, input_ids: Int[Tensor, "1 pos"], **forward: Any) -> EdgeGraph:
     """The writers and readers of a model.
 
     Args:
@@ -195,9 +193,7 @@ def _readers(anatomy: Anatomy, unit: Unit, operands: AttentionOperands | None) -
         for head, own in enumerate(_heads(write)):
             rows = _rows(operand, operand.head(head, write.attention.n_heads))  # type: ignore[union-attr]
             feeds.setdefault(tuple(rows.tolist()), []).append(own)
-        readers += [
-            Reader(own[0], role, tuple(own), (Part(read, torch.tensor(rows)),)) for rows, own in feeds.items()
-        ]
+        readers += [Reader(own[0], role, tuple(own), (Part(read, torch.tensor(rows)),)) for rows, own in feeds.items()]
     used = {operands.reads[role] for role in ROLES}
     rest = tuple(Part(i) for i in reads if i not in used)
     return readers + ([Reader(unit, "input", _heads(write), rest)] if rest else [])

@@ -18,9 +18,9 @@ they get alone (experts with a capacity), each step is a run of its own. Nothing
 gradient.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +31,8 @@ from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.increase import log_probability
 from mainstem.analysis.parts import Group, summed
 from mainstem.analysis.scores import chosen_groups, require_finite
-from mainstem.errors import RunError, UsageError
+from mainstem.causal.tracked import in_spite_of_changes
+from mainstem.errors import UsageError
 from mainstem.model.anatomy import Write
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.targets import Target
@@ -40,8 +41,6 @@ from mainstem.units import Unit
 STEPS = 16
 BATCH_TOKENS = 2048
 ALIKE = 1e-3
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,32 +189,9 @@ class Differentiator:
                 log_p = log_probability(logits[:, place].double(), self.target)
                 return log_p.detach(), torch.autograd.grad(log_p.sum(), list(added.values()), allow_unused=True)
 
-        log_p, slopes = _in_spite_of_changes(differentiate)
+        log_p, slopes = in_spite_of_changes(differentiate)
         made = {i: torch.zeros_like(a) if g is None else g for (i, a), g in zip(added.items(), slopes, strict=True)}
         return log_p, made
-
-
-def _in_spite_of_changes(differentiate: Callable[[], Made]) -> Made:
-    """Where a model changes in place what its backward pass needs, once more, with copies of what it changes.
-
-    Raises:
-        RunError: if the model cannot be differentiated.
-    """
-    try:
-        try:
-            return differentiate()
-        except RuntimeError as error:
-            if "inplace operation" not in str(error):
-                raise
-            with torch.autograd.graph.allow_mutation_on_saved_tensors():
-                return differentiate()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise RunError(
-            f"This model cannot be differentiated: {reason}", None, "Use a score that needs no gradient."
-        ) from error
 
 
 def adding(write: Write, change: Float[Tensor, "batch d_model"], place: int, positions: int) -> Tap:

@@ -77,14 +77,18 @@ def _mask(run: Tracked, core: AttentionCore, positions: int) -> Tensor:
     mask = run.values.get(argument_site(core, "attn_mask")) if "attn_mask" in core.slots else None
     if isinstance(mask, Tensor):
         rows = mask.reshape(-1, *mask.shape[-2:])
-        return torch.zeros_like(rows, dtype=torch.float64).masked_fill(~rows, -torch.inf) if mask.dtype == torch.bool else rows.double()
+        if mask.dtype != torch.bool:
+            return rows.double()
+        return torch.zeros_like(rows, dtype=torch.float64).masked_fill(~rows, -torch.inf)
     causal = run.values.get(argument_site(core, "is_causal")) if "is_causal" in core.slots else None
     after = torch.ones(positions, positions, dtype=torch.bool).triu(1)
     used = core.causal if causal is None else bool(causal)
     return torch.zeros(1, positions, positions, dtype=torch.float64).masked_fill(after & used, -torch.inf)
 
 
-def pattern_gradient(call: AttentionCall, at_result: Tensor, core: AttentionCore) -> Float[Tensor, "n_heads pos source"]:
+def pattern_gradient(
+    call: AttentionCall, at_result: Tensor, core: AttentionCore
+) -> Float[Tensor, "n_heads pos source"]:
     """d metric / d pattern from the gradient at attention's result."""
     rows = result_rows(at_result, core.layouts["result"], core.sizes, 1)[0].double()
     return rows @ call.value.mT

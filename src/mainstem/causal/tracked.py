@@ -179,7 +179,7 @@ def in_spite_of_changes(differentiate: Callable[[], Made]) -> Made:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise RunError(
-            f"This model cannot be differentiated: {reason}", None, "Use a score that needs no gradient."
+            f"This model cannot be differentiated: {reason}", None, "Use a method that needs no gradient."
         ) from error
 
 
