@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.attribution import quadrature
+from mainstem.causal.ablation import LARGEST_SLACK
 from mainstem.causal.edges import EdgeGraph, Part, Piece, writes_behind
 from mainstem.causal.tracked import (
     Cost,
@@ -37,7 +38,7 @@ from mainstem.causal.tracked import (
     seen,
     tracked,
 )
-from mainstem.errors import UsageError
+from mainstem.errors import CertificateError, UsageError
 from mainstem.model.anatomy import Anatomy, Read
 from mainstem.model.graph import Gate, Gates, StreamGraph, SumNode, stream_values
 from mainstem.model.hooks import Site
@@ -69,7 +70,25 @@ class EdgeScores:
     @property
     def unexplained(self) -> float:
         """The largest difference between a writer's score and the sum of its edges', over the largest score."""
-        return float((self.scores.sum(1) - self.nodes).abs().max() / self.nodes.abs().max())
+        largest = float(self.nodes.abs().max())
+        return float((self.scores.sum(1) - self.nodes).abs().max()) / largest if largest else 0.0
+
+    @property
+    def tolerance(self) -> float:
+        """How much of that rounding can explain: norms compute in float32 at best."""
+        eps = max(torch.finfo(self.graph.anatomy.dtype).eps, torch.finfo(torch.float32).eps)
+        return min(1024 * eps, LARGEST_SLACK)
+
+    def require(self) -> None:
+        """Raises CertificateError if the edges do not account for the writers; names the one that is farthest off."""
+        if not self.unexplained <= self.tolerance:
+            worst = int((self.scores.sum(1) - self.nodes).abs().argmax())
+            raise CertificateError(
+                "The edges of a writer do not sum to what patching it does",
+                str(self.graph.writers[worst]),
+                relative_error=self.unexplained,
+                tolerance=self.tolerance,
+            )
 
 
 def edge_attribution(
@@ -93,6 +112,7 @@ def edge_attribution(
     Raises:
         UsageError: if the prompts have not the same number of tokens, or steps are negative.
         RunError: if the model cannot be differentiated.
+        CertificateError: if the edges of a writer do not sum to the writer.
     """
     require_same_length(clean, corrupted)
     if steps < 0:
@@ -115,7 +135,9 @@ def edge_attribution(
             _add_nodes(nodes, graph, changes, slopes, weight)
         _add_edges(scores, graph, changes, stream_of(anatomy, run, 1, len(clean)), slopes, weight)
     cost = Cost(2 + len(points), len(points))
-    return EdgeScores(graph, scores, nodes, float(runs[0].metric), float(runs[1].metric), steps, cost)
+    made = EdgeScores(graph, scores, nodes, float(runs[0].metric), float(runs[1].metric), steps, cost)
+    made.require()
+    return made
 
 
 def _between(anatomy: Anatomy, runs: Sequence[Tracked], point: float) -> dict[Site, Replace]:
@@ -213,12 +235,10 @@ def _through_graph(
     graph: EdgeGraph, node: int, stream: Stream, slope: Float[Tensor, "reader pos d_model"]
 ) -> dict[int, Float[Tensor, "reader pos d_model"]]:
     """From gradients at a value of the stream to gradients at each write that it is made from."""
-    nodes, count = graph.anatomy.graph.nodes, len(slope)
-    behind = sorted(writes_behind(nodes, node))
+    nodes = graph.anatomy.graph.nodes
+    leaves = {i: stream.writes[i].clone().requires_grad_() for i in sorted(writes_behind(nodes, node))}
     with torch.enable_grad():
-        leaves = {i: stream.writes[i].repeat(count, 1).requires_grad_() for i in behind}
         writes = [leaves.get(i, write) for i, write in enumerate(stream.writes)]
-        gates = {gate: value.repeat(count, 1) for gate, value in stream.gates.items()}
-        value = stream_values(StreamGraph(nodes, node), writes, gates)
-        found = torch.autograd.grad(value, list(leaves.values()), slope.flatten(0, 1).to(value))
-    return {i: gradient.unflatten(0, (count, -1)) for i, gradient in zip(leaves, found, strict=True)}
+        value = stream_values(StreamGraph(nodes, node), writes, stream.gates)
+        found = torch.autograd.grad(value, list(leaves.values()), slope.to(value), is_grads_batched=True)
+    return dict(zip(leaves, found, strict=True))

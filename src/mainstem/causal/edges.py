@@ -134,7 +134,7 @@ def edge_graph(module: torch.nn.Module, anatomy: Anatomy, input_ids: Int[Tensor,
         forward: further arguments of the forward call.
 
     Raises:
-        LevelRefusedError: if a sublayer reads the stream by experts.
+        LevelRefusedError: if a sublayer reads the stream by experts, or what it reads was not found.
     """
     experts = next((w.unit for w in anatomy.writes if w.experts is not None), None)
     if experts is not None:
@@ -183,8 +183,12 @@ def _operands(module, anatomy: Anatomy, index: int, ids: Tensor, forward: dict) 
 
 def _readers(anatomy: Anatomy, unit: Unit, operands: AttentionOperands | None) -> list[Reader]:
     reads = [i for i, read in enumerate(anatomy.reads) if read.unit == unit]
+    if unit.kind == "embedding":
+        return []
+    if not reads:
+        raise LevelRefusedError(f"No edges into {unit}", None, "what it reads of the stream was not found")
     if operands is None:
-        return [Reader(unit, "input", (unit,), tuple(Part(i) for i in reads))] if reads else []
+        return [Reader(unit, "input", (unit,), tuple(Part(i) for i in reads))]
     write = anatomy.writes[operands.write]
     readers = []
     for role in ROLES:
