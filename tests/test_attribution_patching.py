@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 
 import handmade
 import pytest
@@ -16,7 +15,7 @@ from mainstem.causal.attribution_patching import GRADIENTS, AttributionPatcher, 
 from mainstem.causal.exact_patching import agreement, exact_effects
 from mainstem.causal.patch_places import PLACE_KINDS, patch_places
 from mainstem.causal.tracked import Cost, Prompt
-from mainstem.errors import ChoiceError, UsageError
+from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.run.inputs import base_arguments
 
@@ -304,6 +303,9 @@ def test_wrong_requests_are_refused() -> None:
         AttributionPatcher(model.module, model.anatomy, base, donor, metric)
     with pytest.raises(ChoiceError, match="kind"):
         patch_places(model.anatomy, ["neuron"])
+    with pytest.raises(LevelRefusedError, match="not fused"):
+        patcher("gemma2", "query")
+    assert [str(unit) for unit in patcher("gemma2", "head", "query").missing] == ["L0.attn", "L1.attn", "L2.attn"]
     made = patcher("llama", "head")
     with pytest.raises(ChoiceError, match="grad-drop"):
         made.estimate("graddrop")  # type: ignore[arg-type]
@@ -350,6 +352,7 @@ def test_agreement_is_over_the_sample_and_over_what_either_names() -> None:
         0.0,
         0.0,
         Cost(),
+        {},
     )
     assert agreement(perfect, effects).correlation.value == pytest.approx(1)
     assert agreement(made.estimate("grad-drop"), effects).absolute
@@ -358,6 +361,8 @@ def test_agreement_is_over_the_sample_and_over_what_either_names() -> None:
 
 def test_keys_that_several_heads_read_are_listed_once() -> None:
     places = {(p.kind, p.site.path): p for p in patch_places(opened("llama").anatomy, ["query", "key", "value"])}
-    units = {kind: [[str(u) for u in p.units] for (k, _), p in places.items() if k == kind] for kind in ("query", "key")}
+    units = {
+        kind: [[str(u) for u in p.units] for (k, _), p in places.items() if k == kind] for kind in ("query", "key")
+    }
     assert units["query"][0] == ["L0H0", "L0H1", "L0H2", "L0H3"] and units["key"][0] == ["L0H0", "L0H2"]
     assert all(a < b for row in units["key"] for a, b in pairwise(row))

@@ -22,6 +22,9 @@ from torch import Tensor
 
 import mainstem
 from mainstem.analysis.certificate import Check
+from mainstem.attributing import Circuit, PatchingEstimates, PatchPair, attribution_patching, circuit, edge_scores
+from mainstem.causal.edge_attribution import EdgeScores
+from mainstem.causal.edges import EdgeGraph, edge_graph
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.labels import check_labels
@@ -283,6 +286,28 @@ class Model:
     ) -> Sweep:
         """A patching sweep between two prompts; see `mainstem.patching.patch` for metrics, grids and options."""
         return patch(self, clean, corrupted, answers, wrong_answers, **options)
+
+    @cached_property
+    def edges(self) -> EdgeGraph:
+        """Who writes and who reads the stream, found once, by a run of each block with attention.
+
+        Raises:
+            LevelRefusedError: if a sublayer's reads cannot be told apart; names it.
+        """
+        ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
+        return edge_graph(self.module, self.anatomy, ids, **base_arguments(self.module))
+
+    def attribution_patching(self, pair: PatchPair, **options: Any) -> PatchingEstimates:
+        """What patching each unit would do, estimated; see `mainstem.attributing.attribution_patching`."""
+        return attribution_patching(self, pair, **options)
+
+    def edge_scores(self, pairs: PatchPair | Sequence[PatchPair], **options: Any) -> EdgeScores:
+        """What corrupting each edge alone would do, estimated; see `mainstem.attributing.edge_scores`."""
+        return edge_scores(self, pairs, **options)
+
+    def circuit(self, pairs: PatchPair | Sequence[PatchPair], size: int, **options: Any) -> Circuit:
+        """The circuit of a size, and what it does by itself; see `mainstem.attributing.circuit` for the options."""
+        return circuit(self, pairs, size, **options)
 
     def provenance(self) -> Provenance:
         """Versions, model, dtype, device, seed and date, for every result."""

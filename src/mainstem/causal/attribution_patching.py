@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.attribution import quadrature
-from mainstem.causal.patch_places import Place, patch_places
+from mainstem.causal.patch_places import Place, patch_places, without_places
 from mainstem.causal.query_key import (
     Effects,
     attention_call,
@@ -51,7 +51,7 @@ from mainstem.causal.tracked import (
     seen,
     tracked,
 )
-from mainstem.errors import ChoiceError, NotFiniteError, UsageError
+from mainstem.errors import ChoiceError, LevelRefusedError, NotFiniteError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site
 from mainstem.units import Unit
@@ -89,6 +89,7 @@ class AttributionPatching:
         gradient, query_key, steps: how they were made.
         base, donor: the metric of the two runs, as they are.
         cost: passes that were run.
+        missing: the sublayers whose units of a kind that was asked for could not be scored, and why.
     """
 
     effects: list[PatchEffects]
@@ -98,6 +99,7 @@ class AttributionPatching:
     base: float
     donor: float
     cost: Cost
+    missing: dict[Unit, str]
 
     def of_kind(self, *kinds: str) -> dict[tuple[str, Unit], float]:
         """The estimates of the kinds' units for patching all positions, by kind and address."""
@@ -122,6 +124,7 @@ class AttributionPatcher:
     Raises:
         UsageError: if the prompts have not the same number of tokens.
         ChoiceError: if there is no such kind.
+        LevelRefusedError: if no unit of the kinds can be patched, with the reason.
     """
 
     def __init__(
@@ -135,7 +138,11 @@ class AttributionPatcher:
     ) -> None:
         require_same_length(base, donor)
         self.model, self.anatomy, self.base, self.donor, self.metric = model, anatomy, base, donor, metric
-        self.places = patch_places(anatomy, kinds)
+        wanted = list(kinds)
+        self.places, self.missing = patch_places(anatomy, wanted), without_places(anatomy, wanted)
+        if not self.places:
+            reason = next(iter(self.missing.values()), "the model has none")
+            raise LevelRefusedError(f"Nothing of {', '.join(wanted)} can be patched", None, reason)
 
     def estimate(
         self, gradient: Gradient = "gradient", query_key: QueryKeyEffect = "linear", steps: int = STEPS
@@ -172,7 +179,8 @@ class AttributionPatcher:
         _require_finite(effects, gradient)
         taken = steps if gradient == "integrated" else 0
         donor = float(pair.donor.metric)
-        return AttributionPatching(effects, gradient, query_key, taken, base, donor, cost + Cost(forwards=1))
+        cost += Cost(forwards=1)
+        return AttributionPatching(effects, gradient, query_key, taken, base, donor, cost, self.missing)
 
 
 class _Pair:

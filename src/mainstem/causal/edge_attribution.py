@@ -18,6 +18,7 @@ derivatives.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from jaxtyping import Float
@@ -138,6 +139,14 @@ def edge_attribution(
     made = EdgeScores(graph, scores, nodes, float(runs[0].metric), float(runs[1].metric), steps, cost)
     made.require()
     return made
+
+
+def mean_scores(made: Sequence[EdgeScores]) -> EdgeScores:
+    """The mean over several pairs of prompts, of one graph and as many steps."""
+    first = made[0]
+    ends = (fmean(one.clean for one in made), fmean(one.corrupted for one in made))
+    scores, nodes = (torch.stack(rows).mean(0) for rows in ([m.scores for m in made], [m.nodes for m in made]))
+    return EdgeScores(first.graph, scores, nodes, *ends, first.steps, sum((one.cost for one in made), Cost()))
 
 
 def _between(anatomy: Anatomy, runs: Sequence[Tracked], point: float) -> dict[Site, Replace]:

@@ -87,6 +87,29 @@ def patch_places(anatomy: Anatomy, kinds: Iterable[str]) -> list[Place]:
     return list(found.values())
 
 
+def without_places(anatomy: Anatomy, kinds: Iterable[str]) -> dict[Unit, str]:
+    """The sublayers whose units of some of the kinds have no place, and why."""
+    wanted = set(kinds)
+    heads = wanted & {"head", "attention_neuron"}
+    operands = wanted & {"query", "key", "value"}
+    found: dict[Unit, str] = {}
+    for write in anatomy.writes:
+        core = write.attention
+        if write.experts is not None and wanted & {"ffn_neuron", "expert_neuron"}:
+            found[write.unit] = "its experts are chosen token by token"
+        elif core is not None and write.source is None and heads:
+            found[write.unit] = "attention and its output matrix are one operation"
+        elif core is not None and not core.fused and operands:
+            found[write.unit] = "its attention is not fused, so that query and key are not seen"
+        elif (
+            core is None
+            and write.unit.place == "attn"
+            and wanted & {"head", "attention_neuron", "query", "key", "value"}
+        ):
+            found[write.unit] = write.refusals.get("heads", "it is not split into heads")
+    return found
+
+
 def _places(write: Write) -> list[Place]:
     unit = write.unit
     found = [Place("embedding" if unit.kind == "embedding" else "sublayer", [unit], write.site)]
