@@ -46,6 +46,7 @@ bench: $(STAMPS)/dev  ## cost of capture, decomposition and scores, as ratios to
 	$(BIN)/python -m benchmarks.capture
 	$(BIN)/python -m benchmarks.search --measure
 	$(BIN)/python -m benchmarks.patching
+	$(BIN)/python -m benchmarks.attribution
 
 bench-peers: $(STAMPS)/dev  ## the same beside other tools, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers --install
