@@ -1,6 +1,6 @@
 """Attribution patching on the default model: its cost in bare forwards, and how well it orders units.
 
-    make bench            or     python -m benchmarks.attribution [--rounds 5] [--sample 120]
+    make bench            or     python -m benchmarks.attribution [--rounds 5] [--sample 100]
 
 The prompt is that of the indirect object; the corrupted one names the other person a second time. The answers' logit
 difference is the metric. Each estimate is compared with patching a sample of units for real, in absolute value where it
@@ -28,7 +28,7 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sample", type=int, default=120)
+    parser.add_argument("--sample", type=int, default=100)
     arguments = parser.parse_args()
     model = mainstem.open("demo")
     print(f"{model.loaded.name}, {model.loaded.dtype}, {torch.get_num_threads()} threads, torch {torch.__version__}")
@@ -90,7 +90,8 @@ def shown(found: Agreement) -> str:
     exact = found.exact.abs() if found.absolute else found.exact
     farthest = (exact - found.estimated).abs().topk(3).indices.tolist()
     units = ", ".join(f"{found.units[i][1]} ({exact[i]:.2f}, {found.estimated[i]:.2f})" for i in farthest)
-    return f"{both.value:.2f} [{both.low:.2f}, {both.high:.2f}] of {both.units}; top {top.value:.2f} of {top.units}; {units}"
+    interval = f"{both.value:.2f} [{both.low:.2f}, {both.high:.2f}] of {both.units}"
+    return f"{interval}; top {top.value:.2f} of {top.units}; {units}"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ BASE = zoo.prompt(9, seed=2)[0]
 DONOR = torch.where(torch.arange(9) == 3, BASE + 7, BASE)
 LAST = len(BASE) - 1
 QUICK = {"llama", "in_place"}
+BUILDERS_OF_ALL_SORTS = [
+    *("llama", "gpt2", "gemma2", "olmo2", "qwen3", "phi3", "bloom", "qwen2_moe"),
+    *("in_place", "post_norm", "einsum_sinks", "shared_block"),
+]
 
 
 def metric(logits: Tensor) -> Tensor:
@@ -41,6 +45,7 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "linear_end": linear_end,
     **{name: (lambda n=name: zoo.build(n, attn_implementation="sdpa")) for name in ("llama", "gpt2", "qwen3", "phi3")},
     **{name: (lambda n=name: zoo.build(n)) for name in ("gemma2", "olmo2", "bloom")},
+    "qwen2_moe": lambda: zoo.build("qwen2_moe", experts_implementation="eager"),
 }
 
 
@@ -95,7 +100,7 @@ def test_behind_a_linear_end_queries_and_keys_are_exact_through_the_softmax_only
     assert max(abs(linear[key] - value) for key, value in effects.items()) > 1e-3
 
 
-@pytest.mark.parametrize("name", marked("llama", "gpt2", "gemma2", "olmo2", "qwen3", "bloom", "in_place", "post_norm"))
+@pytest.mark.parametrize("name", marked(*BUILDERS_OF_ALL_SORTS))
 def test_small_differences_are_patched_as_estimated(name: str) -> None:
     """A donor whose token hardly differs: first order is all there is, whatever the model does."""
     model = opened(name)
@@ -185,8 +190,8 @@ def test_a_dropped_layer_is_one_that_nothing_comes_back_through() -> None:
         for i, place in enumerate(made.places):
             if place.units[0].layer != layer:
                 others = 3 if place.units[0].layer is None else 2
-                product = slopes[place.site] * (values[1][place.site] - values[0][place.site])
-                sums[i] += place.rows(product, 1, len(BASE))[0].sum(-1).abs() / others
+                product = slopes[place.sites[0]] * (values[1][place.sites[0]] - values[0][place.sites[0]])
+                sums[i] += place.rows(product, place.sites[0], 1, len(BASE))[0].sum(-1).abs() / others
     for group, expected in zip(dropped.effects, sums, strict=True):
         assert torch.allclose(group.scores, expected, atol=1e-12), group.kind
     assert any(bool((group.scores > 1e-3).any()) for group in dropped.effects)
@@ -198,7 +203,7 @@ def seen_at(module: nn.Module, places: list, ids: Tensor) -> dict[Site, Tensor]:
     def look(site: Site) -> Tap:
         return lambda leaves: found.update({site: leaves[site.slot]})
 
-    with torch.no_grad(), tapped(module, [(place.site, look(place.site)) for place in places]):
+    with torch.no_grad(), tapped(module, [(s, look(s)) for place in places for s in place.sites]):
         module(input_ids=ids[None])
     return found
 
@@ -216,7 +221,7 @@ def gradients_with_detached(module: nn.Module, made: AttributionPatcher, gone: l
 
         return tap
 
-    sites = list(dict.fromkeys(place.site for place in made.places))
+    sites = list(dict.fromkeys(site for place in made.places for site in place.sites))
     with tapped(module, [(site, leaf(site)) for site in sites]):
         value = metric(module(input_ids=BASE[None]).logits[:, -1]).sum()
     found = torch.autograd.grad(value, list(leaves_of.values()), allow_unused=True, materialize_grads=True)
@@ -237,19 +242,20 @@ def test_single_queries_and_keys_are_those_of_the_definition() -> None:
 
 
 def patched_alone(made: AttributionPatcher, place, unit: int, position: int) -> float:
-    donor = seen_at(made.model, [place], DONOR)[place.site]
+    site = place.sites[0]
+    donor = seen_at(made.model, [place], DONOR)[site]
 
     def tap(leaves):
-        out = leaves[place.site.slot].clone().contiguous()
-        index = place.rows(torch.arange(out.numel()).reshape(out.shape), 1, len(BASE))[0, position, unit]
-        out.view(-1)[index] = place.rows(donor, 1, len(BASE))[0, position, unit]
+        out = leaves[site.slot].clone().contiguous()
+        index = place.rows(torch.arange(out.numel()).reshape(out.shape), site, 1, len(BASE))[0, position, unit]
+        out.view(-1)[index] = place.rows(donor, site, 1, len(BASE))[0, position, unit]
         new = list(leaves)
-        new[place.site.slot] = out
+        new[site.slot] = out
         return new
 
     with torch.no_grad():
         before = metric(made.model(input_ids=BASE[None]).logits[:, -1])
-        with tapped(made.model, [(place.site, tap)]):
+        with tapped(made.model, [(site, tap)]):
             return float(metric(made.model(input_ids=BASE[None]).logits[:, -1]) - before)
 
 

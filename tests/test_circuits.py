@@ -135,7 +135,7 @@ def test_a_reader_that_is_missing_shows_in_the_sums() -> None:
     whole = graph_of("llama")
     kept = [i for i, reader in enumerate(whole.readers) if str(reader) != "L1H2 value"]
     readers = tuple(whole.readers[i] for i in kept)
-    graph = EdgeGraph(whole.anatomy, whole.writers, whole.pieces, readers, whole.exists[:, kept])
+    graph = EdgeGraph(whole.anatomy, whole.writers, whole.pieces, readers)
     with pytest.raises(CertificateError, match="sum to what patching it does"):
         edge_attribution(opened("llama").module, graph, *prompts("llama"), metric, 0)
 

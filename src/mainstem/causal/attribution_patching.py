@@ -191,8 +191,8 @@ class _Pair:
         self.exact = {i for i, place in enumerate(of.places) if exact and place.kind in ("query", "key")}
         cores = dict.fromkeys(place.core for i, place in enumerate(of.places) if i in self.exact and place.core)
         attention = [site for core in cores for site in attention_sites(core)]
-        self.sites = list(dict.fromkeys([*(place.site for place in of.places), *attention]))
-        self.asked = list(dict.fromkeys([p.site for i, p in enumerate(of.places) if i not in self.exact]))
+        self.sites = list(dict.fromkeys([*(site for place in of.places for site in place.sites), *attention]))
+        self.asked = list(dict.fromkeys(s for i, p in enumerate(of.places) if i not in self.exact for s in p.sites))
         self.asked += [result_site(core) for core in cores]
         begin = embedding_sites(of.anatomy)
         self.donor = seen(of.model, [*begin, *self.sites], of.donor, of.metric, {})
@@ -253,9 +253,10 @@ class _Pair:
             calls = attention_call(base, place.core), attention_call(self.donor, place.core)
             slope = pattern_gradient(calls[0], slopes[result_site(place.core)], place.core)
             return query_effects(*calls, slope) if place.kind == "query" else key_effects(*calls, slope, place.heads)
-        change = self.donor.values[place.site] - base.values[place.site]
-        product = (slopes[place.site] * change).double()
-        scores = place.rows(product, 1, len(self.of.base))[0].sum(-1)
+        scores = torch.zeros(())
+        for site in place.sites:
+            product = (slopes[site] * (self.donor.values[site] - base.values[site])).double()
+            scores = scores + place.rows(product, site, 1, len(self.of.base))[0].sum(-1)
         return scores, scores.sum(0)
 
 

@@ -134,6 +134,7 @@ class _PathRun:
         self.runs, self.positions = len(kept), len(runner.prompt)
         self.values: dict[Site, Tensor] = {}
         self.changes: dict[Piece, Tensor] = {}
+        self.stream: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def metric(self) -> Float[Tensor, " run"]:
@@ -184,12 +185,15 @@ class _PathRun:
     def _difference(self, reader: int, node: int) -> Float[Tensor, "run pos d_model"]:
         """What a reader's value of the stream is with its writes exchanged, minus what it is in the run."""
         own = self._writes(node)
-        other = {i: own[i].clone() for i in own}
+        other = dict(own)
         for piece in self.graph.pieces:
             out = self.out[:, list(piece.writers), reader]
             if piece.write in own and out.any():
-                other[piece.write] += torch.einsum("rw,rpwd->rpd", out.to(own[piece.write]), self._change(piece))
-        return self._value(node, other) - self._value(node, own)
+                change = torch.einsum("rw,rpwd->rpd", out.to(own[piece.write]), self._change(piece))
+                other[piece.write] = other[piece.write] + change
+        if node not in self.stream:
+            self.stream[node] = self._value(node, own)
+        return self._value(node, other) - self.stream[node]
 
     def _writes(self, node: int) -> dict[int, Float[Tensor, "run pos d_model"]]:
         behind = writes_behind(self.anatomy.graph.nodes, node)

@@ -85,16 +85,24 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class EdgeGraph:
-    """Writers and readers of one model, each in the order of execution.
-
-    `exists` says for each writer and reader whether an edge can be there.
-    """
+    """Writers and readers of one model, each in the order of execution."""
 
     anatomy: Anatomy
     writers: tuple[Unit, ...]
     pieces: tuple[Piece, ...]
     readers: tuple[Reader, ...]
-    exists: Bool[Tensor, "writer reader"]
+
+    @cached_property
+    def exists(self) -> Bool[Tensor, "writer reader"]:
+        """Between which writers and readers there can be an edge."""
+        found = torch.zeros(len(self.writers), len(self.readers), dtype=torch.bool)
+        for r, reader in enumerate(self.readers):
+            for part in reader.parts or (None,):
+                behind = writes_behind(self.anatomy.graph.nodes, self.node(part))
+                for piece in self.pieces:
+                    if piece.write in behind:
+                        found[list(piece.writers), r] = True
+        return found
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -139,29 +147,19 @@ def edge_graph(module: torch.nn.Module, anatomy: Anatomy, input_ids: Int[Tensor,
     experts = next((w.unit for w in anatomy.writes if w.experts is not None), None)
     if experts is not None:
         raise LevelRefusedError("No edges into a sublayer of experts", str(experts), "each token is read by its own")
-    writers: dict[Unit, int] = {}
-    pieces, readers = [], []
     split: dict[Unit, AttentionOperands] = {}
     for i, write in enumerate(anatomy.writes):
-        operands = None
-        if write.attention is not None and write.source is not None and "heads" not in write.refusals:
-            operands = split.get(write.unit) or _operands(module, anatomy, i, input_ids, forward)
-        if operands is not None:
-            split[write.unit] = operands
-        units = _heads(write) if operands is not None else (write.unit,)
+        if write.attention is not None and write.source is not None and write.unit not in split:
+            operands = _operands(module, anatomy, i, input_ids, forward)
+            if operands is not None:
+                split[write.unit] = operands
+    writers: dict[Unit, int] = {}
+    pieces = []
+    for i, write in enumerate(anatomy.writes):
+        units = _heads(write) if write.unit in split and write.attention is not None else (write.unit,)
         pieces.append(Piece(i, tuple(writers.setdefault(unit, len(writers)) for unit in units)))
-    for unit in dict.fromkeys(write.unit for write in anatomy.writes):
-        readers += _readers(anatomy, unit, split.get(unit))
-    readers.append(Reader(None, "input", (), ()))
-    graph = EdgeGraph(anatomy, tuple(writers), tuple(pieces), tuple(readers), torch.empty(0, 0, dtype=torch.bool))
-    exists = torch.zeros(len(writers), len(readers), dtype=torch.bool)
-    for r, reader in enumerate(readers):
-        for part in reader.parts or (None,):
-            behind = writes_behind(anatomy.graph.nodes, graph.node(part))
-            for piece in pieces:
-                if piece.write in behind:
-                    exists[list(piece.writers), r] = True
-    return EdgeGraph(anatomy, graph.writers, graph.pieces, graph.readers, exists)
+    readers = [r for unit in anatomy.sublayers() for r in _readers(anatomy, unit, split.get(unit))]
+    return EdgeGraph(anatomy, tuple(writers), tuple(pieces), (*readers, Reader(None, "input", (), ())))
 
 
 def _heads(write: Write) -> tuple[Unit, ...]:

@@ -87,7 +87,7 @@ def exact_effects(
     if len(patches) > sample:
         chosen = torch.randperm(len(patches), generator=torch.Generator().manual_seed(seed))[:sample]
         patches = [patches[i] for i in sorted(chosen.tolist())]
-    values = seen(model, dict.fromkeys(place.site for place, _ in patches), donor, metric, {}).values
+    values = seen(model, dict.fromkeys(site for place, _ in patches for site in place.sites), donor, metric, {}).values
     logits = _logits(model, [], values, base, 1)
     size = max(1, BATCH_ENTRIES // (len(base) * logits.shape[-1]))
     chunks = [patches[start : start + size] for start in range(0, len(patches), size)]
@@ -103,7 +103,8 @@ def _logits(
     """The logits of each run at the destination, run i with patch i."""
     by_site: dict[Site, list[tuple[int, Place, int]]] = {}
     for run, (place, unit) in enumerate(patches):
-        by_site.setdefault(place.site, []).append((run, place, unit))
+        for site in place.sites:
+            by_site.setdefault(site, []).append((run, place, unit))
     taps = [(site, _tap(site, own, values[site], runs, len(base))) for site, own in by_site.items()]
     with tapped(model, taps):
         result = model(input_ids=base.ids.expand(runs, -1).contiguous(), **base.forward)
@@ -119,8 +120,8 @@ def _tap(site: Site, patches: list[tuple[int, Place, int]], donor: Tensor, runs:
         out = value.clone(memory_format=torch.contiguous_format)
         places = torch.arange(out.numel(), device=out.device).reshape(out.shape)
         for run, place, unit in patches:
-            where = place.rows(places, runs, positions)[run, :, unit]
-            out.view(-1)[where] = place.rows(donor, 1, positions)[0, :, unit].to(out)
+            where = place.rows(places, site, runs, positions)[run, :, unit]
+            out.view(-1)[where] = place.rows(donor, site, 1, positions)[0, :, unit].to(out)
         new = list(leaves)
         new[site.slot] = out
         return new

@@ -41,12 +41,12 @@ PLACE_KINDS: tuple[PlaceKind, ...] = get_args(PlaceKind)
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Units that are entries of what is at one site.
+    """Units that are entries of what is at a site.
 
     Attributes:
         kind: what they are.
         units: their addresses.
-        site: where they are.
+        sites: where they are; several where a sublayer writes several times, such as by shared and routed experts.
         entries: for each unit its entries of the last axis; None: one unit is all of it.
         core: the attention whose argument is at the site, for queries, keys and values.
         heads: how many distinct heads that argument has.
@@ -54,18 +54,18 @@ class Place:
 
     kind: PlaceKind
     units: Sequence[Unit]
-    site: Site
+    sites: tuple[Site, ...]
     entries: Int[Tensor, "unit entry"] | None = None
     core: AttentionCore | None = None
     heads: int = 0
 
-    def rows(self, tensor: Tensor, runs: int, positions: int) -> Tensor:
-        """What is at the site (or anything of its shape) as [run, pos, unit, entry]."""
+    def rows(self, tensor: Tensor, site: Site, runs: int, positions: int) -> Tensor:
+        """What is at one of the sites (or anything of its shape) as [run, pos, unit, entry]."""
         if self.core is not None:
             arrange = query_rows if self.kind == "query" else heads_first
             found = arrange(tensor, self.core.layouts[self.kind], self.core.sizes, runs).transpose(1, 2)
             return found.unflatten(2, (self.heads, -1)).flatten(3)  # copies of one head are patched together
-        found = by_token(tensor, self.site, runs, positions)
+        found = by_token(tensor, site, runs, positions)
         return found[:, :, None] if self.entries is None else found[..., self.entries.to(found.device)]
 
 
@@ -79,12 +79,22 @@ def patch_places(anatomy: Anatomy, kinds: Iterable[str]) -> list[Place]:
     for kind in wanted:
         if kind not in PLACE_KINDS:
             raise ChoiceError("kind", kind, PLACE_KINDS)
-    found: dict[tuple[str, Site], Place] = {}
+    return [place for place in _all_places(anatomy) if place.kind in wanted and not _is_joint(place)]
+
+
+def _all_places(anatomy: Anatomy) -> list[Place]:
+    found: dict[tuple[str, Unit], Place] = {}
     for write in anatomy.writes:
         for place in _places(write):
-            if place.kind in wanted:
-                found.setdefault((place.kind, place.site), place)  # an adapter reads what its matrix reads
+            key = place.kind, place.units[0]
+            known = found.get(key, place)
+            found[key] = replace(known, sites=tuple(dict.fromkeys([*known.sites, *place.sites])))
     return list(found.values())
+
+
+def _is_joint(place: Place) -> bool:
+    """Whether parts of a sublayer are read by several matrices, whose gradients at them cannot be told apart."""
+    return len(place.sites) > 1 and place.kind not in ("embedding", "sublayer")
 
 
 def without_places(anatomy: Anatomy, kinds: Iterable[str]) -> dict[Unit, str]:
@@ -107,12 +117,15 @@ def without_places(anatomy: Anatomy, kinds: Iterable[str]) -> dict[Unit, str]:
             and wanted & {"head", "attention_neuron", "query", "key", "value"}
         ):
             found[write.unit] = write.refusals.get("heads", "it is not split into heads")
+    for place in _all_places(anatomy):
+        if place.kind in wanted and _is_joint(place):
+            found[place.units[0].sublayer] = "several matrices read them, such as an adapter's: merge it first"
     return found
 
 
 def _places(write: Write) -> list[Place]:
     unit = write.unit
-    found = [Place("embedding" if unit.kind == "embedding" else "sublayer", [unit], write.site)]
+    found = [Place("embedding" if unit.kind == "embedding" else "sublayer", [unit], (write.site,))]
     if write.attention is not None:
         found += _attention_places(write, write.attention)
     elif write.neurons and write.source is not None and write.projection is not None:
@@ -126,9 +139,9 @@ def _neurons(write: Write, source: Site, count: int) -> Place:
     entries = torch.arange(count)[:, None]
     if expert is None:
         units = UnitGrid(count, lambda i: Unit.ffn_neuron(layer, first + i, nth=nth))
-        return Place("ffn_neuron", units, source, entries)
+        return Place("ffn_neuron", units, (source,), entries)
     units = UnitGrid(count, lambda i: Unit.shared_neuron(layer, expert, i, nth=nth))
-    return Place("expert_neuron", units, source, entries)
+    return Place("expert_neuron", units, (source,), entries)
 
 
 def _attention_places(write: Write, core: AttentionCore) -> list[Place]:
@@ -138,14 +151,14 @@ def _attention_places(write: Write, core: AttentionCore) -> list[Place]:
     n_heads, width = core.channels.shape
     if write.source is not None:
         heads = [Unit.head(layer, head, nth=nth) for head in range(n_heads)]
-        found.append(Place("head", heads, write.source, core.channels))
+        found.append(Place("head", heads, (write.source,), core.channels))
         grid = UnitGrid(n_heads * width, lambda i: Unit.attention_neuron(layer, i // width, i % width, nth=nth))
-        found.append(Place("attention_neuron", grid, write.source, core.channels.reshape(-1, 1)))
+        found.append(Place("attention_neuron", grid, (write.source,), core.channels.reshape(-1, 1)))
     if core.fused:
         counts: dict[PlaceKind, int] = {"query": n_heads, "key": core.n_keys, "value": core.n_key_value_heads}
         for kind, count in counts.items():
             units = [Unit.head(layer, head * n_heads // count, nth=nth) for head in range(count)]
-            found.append(Place(kind, units, argument_site(core, kind), core=core, heads=count))
+            found.append(Place(kind, units, (argument_site(core, kind),), core=core, heads=count))
     return found
 
 
