@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import mainstem
 from mainstem.analysis.ranks import correlation, rank_correlation, ranks
+from mainstem.attributing import PatchPair
 from mainstem.causal.attribution_patching import GRADIENTS, AttributionPatcher, AttributionPatching
 from mainstem.causal.exact_patching import agreement, exact_effects
 from mainstem.causal.patch_places import PLACE_KINDS, patch_places
@@ -369,3 +370,23 @@ def test_keys_that_several_heads_read_are_listed_once() -> None:
     anatomy = opened("llama").anatomy
     queries, keys = ([[str(u) for u in place.units] for place in patch_places(anatomy, [k])] for k in ("query", "key"))
     assert queries[0] == ["L0H0", "L0H1", "L0H2", "L0H3"] and keys == [[f"L{n}H0", f"L{n}H2"] for n in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient", ["gradient", "grad-drop"])
+def test_on_the_indirect_object_estimates_order_heads_and_sublayers(
+    gradient: str, demo_model: "mainstem.Model"
+) -> None:
+    """On the indirect object, 60 of 330 drawn at random; of all, 0.90 by the gradient and 0.97 with dropped gradients."""
+    answer, rival = (demo_model.encode(name)[0] for name in (" Mary", " John"))
+    pair = PatchPair(
+        "When Mary and John went to the store, John gave a drink to",
+        "When Mary and John went to the store, Mary gave a drink to",
+        lambda logits: logits[:, answer] - logits[:, rival],
+    )
+    kinds = ("head", "sublayer")
+    made = demo_model.attribution_patching(pair, gradient=gradient, kinds=kinds, sample=60)
+    assert made.agreement is not None and made.agreement.correlation.value > 0.8
+    assert made.estimates.base > 5 and made.estimates.donor < -5
+    heads = made.estimates.of_kind("head")
+    assert str(max(heads, key=lambda key: abs(heads[key]))[1]) == "L23H3"
