@@ -377,7 +377,7 @@ def test_keys_that_several_heads_read_are_listed_once() -> None:
 def test_on_the_indirect_object_estimates_order_heads_and_sublayers(
     gradient: str, demo_model: "mainstem.Model"
 ) -> None:
-    """On the indirect object, 60 of 330 drawn at random; of all, 0.90 by the gradient and 0.97 with dropped gradients."""
+    """60 of 330 of the indirect object, at random; of all, 0.90 by the gradient and 0.97 with dropped gradients."""
     answer, rival = (demo_model.encode(name)[0] for name in (" Mary", " John"))
     pair = PatchPair(
         "When Mary and John went to the store, John gave a drink to",
