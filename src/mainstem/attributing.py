@@ -23,10 +23,9 @@ from mainstem.causal.attribution_patching import (
 from mainstem.causal.circuit_runs import CircuitQuality, CircuitRunner
 from mainstem.causal.edge_attribution import EdgeScores, edge_attribution, mean_scores
 from mainstem.causal.exact_patching import Agreement, agreement, exact_effects
-from mainstem.causal.tracked import Cost, Metric, Prompt, require_same_length
+from mainstem.causal.tracked import Cost, LogitMetric, Prompt, require_same_length
 from mainstem.errors import ChoiceError, UsageError
 from mainstem.explanation import Provenance
-from mainstem.run.inputs import base_arguments, make_inputs
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class PatchPair:
 
     clean: str | Sequence[int]
     corrupted: str | Sequence[int]
-    metric: Metric
+    metric: LogitMetric
     position: int = -1
 
 
@@ -229,9 +228,7 @@ def circuit(
 
 def _prompts(model: "Model", pair: PatchPair) -> tuple[Prompt, Prompt]:
     """The prompts of a pair as runs need them."""
-    device, arguments = next(model.module.parameters()).device, base_arguments(model.module)
-    rows = [model.encode(prompt) for prompt in (pair.clean, pair.corrupted)]
-    inputs = [make_inputs(model.module, [row], model.input_vocabulary, device) for row in rows]
-    clean, corrupted = (Prompt(one.ids[0], one.place(pair.position), arguments) for one in inputs)
+    inputs = [model.inputs(prompt) for prompt in (pair.clean, pair.corrupted)]
+    clean, corrupted = (Prompt(one.ids[0], one.place(pair.position), one.forward) for one in inputs)
     require_same_length(clean, corrupted)
     return clean, corrupted

@@ -41,8 +41,8 @@ from mainstem.causal.query_key import (
 )
 from mainstem.causal.tracked import (
     Cost,
+    LogitMetric,
     Made,
-    Metric,
     Prompt,
     Replace,
     Tracked,
@@ -133,7 +133,7 @@ class AttributionPatcher:
         anatomy: Anatomy,
         base: Prompt,
         donor: Prompt,
-        metric: Metric,
+        metric: LogitMetric,
         kinds: Iterable[str] = KINDS,
     ) -> None:
         require_same_length(base, donor)

@@ -27,10 +27,11 @@ from mainstem.analysis.circuits import Edges, members
 from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.edge_attribution import gates_of, read_rows, written_by
 from mainstem.causal.edges import EdgeGraph, Part, Piece, writes_behind
-from mainstem.causal.tracked import Metric, Prompt, Tracked, by_token, require_same_length, seen
+from mainstem.causal.tracked import LogitMetric, Prompt, Tracked, require_same_length, seen
 from mainstem.errors import UsageError
 from mainstem.model.graph import Gate, StreamGraph, stream_values
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.layouts import by_token
 from mainstem.units import Unit
 
 
@@ -78,7 +79,7 @@ class CircuitRunner:
     """
 
     def __init__(
-        self, model: torch.nn.Module, graph: EdgeGraph, clean: Prompt, corrupted: Prompt, metric: Metric
+        self, model: torch.nn.Module, graph: EdgeGraph, clean: Prompt, corrupted: Prompt, metric: LogitMetric
     ) -> None:
         require_same_length(clean, corrupted)
         self.model, self.graph, self.prompt, self.metric = model, graph, clean, metric

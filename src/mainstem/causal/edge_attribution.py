@@ -29,11 +29,10 @@ from mainstem.causal.ablation import LARGEST_SLACK
 from mainstem.causal.edges import EdgeGraph, Part, Piece, writes_behind
 from mainstem.causal.tracked import (
     Cost,
-    Metric,
+    LogitMetric,
     Prompt,
     Replace,
     Tracked,
-    by_token,
     embedding_sites,
     require_same_length,
     seen,
@@ -43,7 +42,7 @@ from mainstem.errors import CertificateError, UsageError
 from mainstem.model.anatomy import Anatomy, Read
 from mainstem.model.graph import Gate, Gates, StreamGraph, SumNode, stream_values
 from mainstem.model.hooks import Site
-from mainstem.model.layouts import by_position
+from mainstem.model.layouts import by_position, by_token
 
 STEPS = 5
 
@@ -97,7 +96,7 @@ def edge_attribution(
     graph: EdgeGraph,
     clean: Prompt,
     corrupted: Prompt,
-    metric: Metric,
+    metric: LogitMetric,
     steps: int = STEPS,
 ) -> EdgeScores:
     """The scores of all edges between two prompts.

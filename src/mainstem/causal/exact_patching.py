@@ -16,7 +16,7 @@ from mainstem.analysis.ranks import RankCorrelation, rank_correlation
 from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.attribution_patching import AttributionPatching
 from mainstem.causal.patch_places import Place
-from mainstem.causal.tracked import Metric, Prompt, seen
+from mainstem.causal.tracked import LogitMetric, Prompt, seen
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.units import Unit
 
@@ -68,7 +68,7 @@ def exact_effects(
     places: Sequence[Place],
     base: Prompt,
     donor: Prompt,
-    metric: Metric,
+    metric: LogitMetric,
     sample: int = SAMPLE,
     seed: int = 0,
 ) -> dict[tuple[str, Unit], float]:

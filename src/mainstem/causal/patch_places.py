@@ -17,10 +17,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mainstem.analysis.parts import UnitGrid
-from mainstem.causal.tracked import by_token
 from mainstem.errors import ChoiceError
 from mainstem.model.anatomy import Anatomy, AttentionCore, Write
 from mainstem.model.hooks import Site
+from mainstem.model.layouts import by_token
 from mainstem.model.views import heads_first, query_rows
 from mainstem.units import Unit
 

@@ -17,15 +17,15 @@ from mainstem.errors import RunError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
 
-Metric = Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]]
-"""A number for the logits of each run, differentiable."""
+LogitMetric = Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]]
+"""A number for the logits of each run, differentiable: a `mainstem.causal.metrics.Metric`, or any other function."""
 Replace = Callable[[Tensor], Tensor]
 """Puts another tensor in the place of what is at a site, of the same shape."""
 
 Made = TypeVar("Made")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cost:
     """What was run, in rows of one prompt: a batch of m rows counts m times."""
 
@@ -75,15 +75,6 @@ class Tracked:
         return dict(zip(sites, found, strict=True))
 
 
-def by_token(tensor: Tensor, site: Site, runs: int, positions: int) -> Float[Tensor, "run pos entry"]:
-    """What is at a site, by run and position; expanded where the model computes it once for all runs."""
-    if site.positions_first and tensor.shape[:2] == (positions, runs):
-        tensor = tensor.transpose(0, 1)
-    if runs > 1 and (tensor.shape[0] == 1 or tensor.shape[:-1] == (positions,)):
-        return tensor.reshape(1, positions, -1).expand(runs, -1, -1)
-    return tensor.reshape(runs, positions, -1)
-
-
 def embedding_sites(anatomy: Anatomy) -> list[Site]:
     """Where the embeddings are written: what every run begins from."""
     return [write.site for write in anatomy.writes if write.unit.kind == "embedding"]
@@ -91,7 +82,7 @@ def embedding_sites(anatomy: Anatomy) -> list[Site]:
 
 @torch.no_grad()
 def seen(
-    model: torch.nn.Module, sites: Iterable[Site], prompt: Prompt, metric: Metric, changes: dict[Site, Replace]
+    model: torch.nn.Module, sites: Iterable[Site], prompt: Prompt, metric: LogitMetric, changes: dict[Site, Replace]
 ) -> Tracked:
     """A run without gradients."""
     return _run(model, sites, prompt, metric, changes)
@@ -102,7 +93,7 @@ def tracked(
     anatomy: Anatomy,
     sites: Iterable[Site],
     prompt: Prompt,
-    metric: Metric,
+    metric: LogitMetric,
     changes: dict[Site, Replace],
     then: Callable[[Tracked], Made],
 ) -> Made:
@@ -137,7 +128,7 @@ def tracked(
 
 
 def _run(
-    model: torch.nn.Module, sites: Iterable[Site], prompt: Prompt, metric: Metric, changes: dict[Site, Replace]
+    model: torch.nn.Module, sites: Iterable[Site], prompt: Prompt, metric: LogitMetric, changes: dict[Site, Replace]
 ) -> Tracked:
     values: dict[Site, Tensor] = {}
     wanted = dict.fromkeys([*sites, *changes])

@@ -15,6 +15,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from mainstem.model.hooks import Site
+
 
 def layouts(shape: tuple[int, ...], sizes: dict[str, int]) -> Iterator[str]:
     """Patterns for axes of `shape` composed of the atoms of `sizes` in any order; batch (size 1) comes first."""
@@ -94,6 +96,15 @@ def repeats(heads: Tensor) -> int:
         if torch.equal(split, split[:, :, :1].expand_as(split)):
             return group
     return 1
+
+
+def by_token(tensor: Tensor, site: Site, batch: int, positions: int) -> Tensor:
+    """What is at a site as [batch, positions, rest], expanded where the model computes it once for all rows."""
+    if site.positions_first and tensor.shape[:2] == (positions, batch):
+        tensor = tensor.transpose(0, 1)
+    if batch > 1 and (tensor.shape[0] == 1 or tensor.shape[:-1] == (positions,)):
+        return tensor.reshape(1, positions, -1).expand(batch, -1, -1)
+    return tensor.reshape(batch, positions, -1)
 
 
 def by_position(tensor: Tensor, axis: int, batch: int, positions: int) -> Tensor:

@@ -20,7 +20,7 @@ from mainstem.model.expert_reads import ReadRows, read_rows
 from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_sum
 from mainstem.model.graph import Gate, SumNode
 from mainstem.model.hooks import Site, Tap, tapped
-from mainstem.model.layouts import by_position
+from mainstem.model.layouts import by_position, by_token
 from mainstem.model.recorder import recorded_call
 from mainstem.model.views import heads_first, pattern_rows, query_rows
 
@@ -80,12 +80,8 @@ class _Keeper:
         self.taps: list[tuple[Site, Tap]] = []
 
     def by_token(self, tensor: Tensor, site: Site) -> Tensor:
-        """[batch, positions, rest] of what is at a site, expanded where the model computes it once for all rows."""
-        if site.positions_first and tensor.shape[:2] == (self.positions, self.batch):
-            tensor = tensor.transpose(0, 1)
-        if self.batch > 1 and (tensor.shape[0] == 1 or tensor.shape[:-1] == (self.positions,)):
-            return tensor.reshape(1, self.positions, -1).expand(self.batch, -1, -1)
-        return tensor.reshape(self.batch, self.positions, -1)
+        """[batch, positions, rest] of what is at a site."""
+        return by_token(tensor, site, self.batch, self.positions)
 
     def rows_at(self, tensor: Tensor, site: Site) -> Tensor:
         """[batch, destination, rest] of what is at a site."""
