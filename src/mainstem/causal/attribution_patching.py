@@ -46,6 +46,7 @@ from mainstem.causal.tracked import (
     Prompt,
     Replace,
     Tracked,
+    between,
     embedding_sites,
     require_same_length,
     seen,
@@ -232,11 +233,8 @@ class _Pair:
         base = seen(self.of.model, [*begin, *self.sites], self.of.base, self.metric, {})
         mean: dict[Site, Tensor] = {}
         for point, weight in zip(*quadrature(steps), strict=True):
-            changes: dict[Site, Replace] = {}
-            for site in begin:
-                value = torch.lerp(base.values[site], self.donor.values[site], point)
-                changes[site] = lambda old, value=value: value
-            for site, slope in self._tracked(changes, lambda run: run.gradients(self.asked)).items():
+            embeddings = between(self.of.anatomy, base, self.donor, point)
+            for site, slope in self._tracked(embeddings, lambda run: run.gradients(self.asked)).items():
                 mean[site] = weight * slope + mean.get(site, 0.0)
         return float(base.metric), self._effects(base, mean), Cost(1 + steps, steps)
 

@@ -31,9 +31,8 @@ from mainstem.causal.tracked import (
     Cost,
     LogitMetric,
     Prompt,
-    Replace,
     Tracked,
-    embedding_sites,
+    between,
     require_same_length,
     seen,
     tracked,
@@ -124,16 +123,15 @@ def edge_attribution(
     scores = torch.zeros(graph.exists.shape, dtype=torch.float64)
     nodes = torch.zeros(len(graph.writers), dtype=torch.float64)
     asked = list(dict.fromkeys([*(w.site for w in anatomy.writes), *graph.read_sites, anatomy.readout.stream_site]))
-
-    def then(run: Tracked) -> tuple[Tracked, dict[Site, Tensor]]:
-        return run, run.gradients(asked)
-
     points, weights = quadrature(steps) if steps else ([0.0], [1.0])
     for point, weight in zip(points, weights, strict=True):
-        run, slopes = tracked(model, anatomy, graph.sites, clean, metric, _between(anatomy, runs, point), then)
+        embeddings = between(anatomy, runs[0], runs[1], point)
+        run, slopes = tracked(
+            model, anatomy, graph.sites, clean, metric, embeddings, lambda run: (run, run.gradients(asked))
+        )
         with torch.no_grad():
             _add_nodes(nodes, graph, changes, slopes, weight)
-        _add_edges(scores, graph, changes, stream_of(anatomy, run, 1, len(clean)), slopes, weight)
+        _add_edges(scores, graph, changes, stream_of(anatomy, run, len(clean)), slopes, weight)
     cost = Cost(2 + len(points), len(points))
     made = EdgeScores(graph, scores, nodes, float(runs[0].metric), float(runs[1].metric), steps, cost)
     made.require()
@@ -148,28 +146,19 @@ def mean_scores(made: Sequence[EdgeScores]) -> EdgeScores:
     return EdgeScores(first.graph, scores, nodes, *ends, first.steps, sum((one.cost for one in made), Cost()))
 
 
-def _between(anatomy: Anatomy, runs: Sequence[Tracked], point: float) -> dict[Site, Replace]:
-    """Embeddings between those of two runs."""
-    changes: dict[Site, Replace] = {}
-    for site in embedding_sites(anatomy):
-        value = torch.lerp(runs[0].values[site], runs[1].values[site], point)
-        changes[site] = lambda old, value=value: value
-    return changes
-
-
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """What a stream graph is evaluated from: writes and gates by row, a row for each run and position."""
+    """What a stream graph is evaluated from: the writes and gates of one run."""
 
-    writes: list[Float[Tensor, "row d_model"]]
+    writes: list[Float[Tensor, "pos d_model"]]
     gates: Gates
 
 
-def stream_of(anatomy: Anatomy, run: Tracked, runs: int, positions: int) -> Stream:
+def stream_of(anatomy: Anatomy, run: Tracked, positions: int) -> Stream:
     """The writes and gates of a run."""
 
     def rows(site: Site) -> Tensor:
-        return by_token(run.values[site].detach(), site, runs, positions).flatten(0, 1)
+        return by_token(run.values[site].detach(), site, 1, positions)[0]
 
     return Stream([rows(write.site) for write in anatomy.writes], {gate: rows(gate.site) for gate in gates_of(anatomy)})
 

@@ -80,6 +80,15 @@ def embedding_sites(anatomy: Anatomy) -> list[Site]:
     return [write.site for write in anatomy.writes if write.unit.kind == "embedding"]
 
 
+def between(anatomy: Anatomy, base: Tracked, donor: Tracked, point: float) -> dict[Site, Replace]:
+    """Embeddings on the straight line from those of one run (0) to those of another (1)."""
+    changes: dict[Site, Replace] = {}
+    for site in embedding_sites(anatomy):
+        value = torch.lerp(base.values[site], donor.values[site], point)
+        changes[site] = lambda old, value=value: value
+    return changes
+
+
 @torch.no_grad()
 def seen(
     model: torch.nn.Module, sites: Iterable[Site], prompt: Prompt, metric: LogitMetric, changes: dict[Site, Replace]
