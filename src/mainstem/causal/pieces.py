@@ -159,9 +159,9 @@ class PieceMap:
         """Which state of the stream a node is, itself or in another dtype; None if it is none."""
         while node not in self.anatomy.spine:
             made = self.anatomy.graph.nodes[node]
-            if not isinstance(made, SumNode) or len(made.terms) > 1 or made.bias is not None:
+            if not isinstance(made, SumNode) or len(made.terms) != 1 or made.bias is not None:
                 return None
-            (term,) = made.terms
+            term = made.terms[0]
             if term.gate is not None or not isinstance(term.factor, float) or term.factor != 1.0:
                 return None
             node = term.node
