@@ -211,7 +211,7 @@ class _Pair:
         writes = {w.site: w.unit.layer for w in self.of.anatomy.writes if w.unit.layer is not None}
         layers = sorted(set(writes.values()))
         if len(layers) < 2:
-            raise UsageError("grad-drop needs two layers at least", None, "Take the gradient as it is.")
+            raise UsageError("Gradients cannot be dropped in a model of one layer", None, "Take the gradient as it is.")
         now = _Dropping()
         gates: dict[Site, Replace] = {site: now.gate(layer) for site, layer in writes.items()}
 
