@@ -82,7 +82,7 @@ class PieceMap:
         if at.kind in ("resid_pre", "resid_mid", "resid_post", "resid_final"):
             return [Entries(self._stream(at), self.anatomy.sizes.d_model)]
         if at.kind == "input":
-            return [Entries(read.input_site, read.weight.shape[1]) for read in self._reads(at)]
+            return [Entries(read.input_site, read.weight.shape[1]) for read in self.reads(at)]
         if at.kind == "norm":
             return self._norms(at)
         assert at.unit is not None
@@ -128,7 +128,12 @@ class PieceMap:
             return anatomy.spine_sites[nodes[-1]]
         return anatomy.blocks[layer].input_site if layer < last else anatomy.spine_sites[-1]
 
-    def _reads(self, at: Point) -> list[Read]:
+    def reads(self, at: Point) -> list[Read]:
+        """The matrices by which a point's sublayer reads the stream.
+
+        Raises:
+            UnitError, LevelRefusedError: as `of`.
+        """
         assert at.unit is not None
         if any(read.unit == at.unit for read in self.anatomy.expert_reads):
             raise LevelRefusedError(f"No {at}", reason="its experts read the stream inside their own module")
@@ -145,7 +150,7 @@ class PieceMap:
                 raise LevelRefusedError("No norm", reason="there is none between the stream and the unembedding")
             return [Scale(norm, self.anatomy.spine_sites[-1], (self.anatomy.readout.input_site,))]
         pieces: dict[int, Scale] = {}
-        for read in self._reads(at):
+        for read in self.reads(at):
             state = self._state(read.stream_node)
             if read.norm is None or state is None:
                 raise LevelRefusedError(f"No {at}", reason="it reads the stream through no norm of the stream itself")
