@@ -46,6 +46,8 @@ AXES: Mapping[str, str] = MappingProxyType(
         "step": "tokens of a continuation",
         "direction": "directions of the stream that are read together",
         "query": "earlier units that activate one",
+        "sender": "units whose writes are followed along paths",
+        "receiver": "what is read at the end of a path: queries, keys, values, inputs, logits",
         "prompt": "prompts of a set, each with a run of its own",
         "writer": "what writes into the stream, as a graph of edges has it: embeddings, heads, other sublayers",
         "reader": "what reads the stream: heads' queries, keys and values, other sublayers, the logits",

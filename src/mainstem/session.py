@@ -29,8 +29,10 @@ from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
+from mainstem.causal.path_patching import PathEffects
 from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
+from mainstem.following_paths import patch_paths
 from mainstem.generating import Compared, Generated, compare, generate
 from mainstem.lab.pairs import Encoder
 from mainstem.model.anatomy import Anatomy
@@ -189,6 +191,10 @@ class Model:
     def compare(self, prompt: Prompt, *edits: Edit, **options: Any) -> Compared:
         """What the model writes with edits and without; see `mainstem.generating.compare` for the options."""
         return compare(self, prompt, edits, **options)
+
+    def patch_paths(self, clean: Prompt, corrupted: Prompt, *paths: Any, **options: Any) -> PathEffects:
+        """Effects along direct paths; see `mainstem.following_paths.patch_paths` for paths and options."""
+        return patch_paths(self, clean, corrupted, *paths, **options)
 
     def check(
         self,

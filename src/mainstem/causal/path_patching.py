@@ -62,8 +62,8 @@ class PathEffects:
 
     senders: tuple[str, ...]
     receivers: tuple[str, ...]
-    effects: Float[Tensor, "unit query"]
-    totals: Float[Tensor, " unit"]
+    effects: Float[Tensor, "sender receiver"]
+    totals: Float[Tensor, " sender"]
     metric: str
     clean: float
     other: float
