@@ -25,8 +25,10 @@ from mainstem.analysis.certificate import Check
 from mainstem.attributing import Circuit, PatchingEstimates, PatchPair, attribution_patching, circuit, edge_scores
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.edges import EdgeGraph, edge_graph
+from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
+from mainstem.causal.knockouts import Knockouts
 from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
 from mainstem.causal.path_patching import PathEffects
@@ -34,6 +36,7 @@ from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
 from mainstem.following_paths import patch_paths
 from mainstem.generating import Compared, Generated, compare, generate
+from mainstem.knocking_out import knock_out_attention
 from mainstem.lab.pairs import Encoder
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
@@ -46,6 +49,7 @@ from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
 from mainstem.unit_keys import named_unit
+from mainstem.tracing_causes import causal_trace
 
 Prompt = str | Sequence[int]
 LABEL_POSITIONS = 7
@@ -195,6 +199,14 @@ class Model:
     def patch_paths(self, clean: Prompt, corrupted: Prompt, *paths: Any, **options: Any) -> PathEffects:
         """Effects along direct paths; see `mainstem.following_paths.patch_paths` for paths and options."""
         return patch_paths(self, clean, corrupted, *paths, **options)
+
+    def knock_out_attention(self, prompt: Prompt, *sources: Any, **options: Any) -> Knockouts:
+        """Attention to some sources knocked out, layer by layer; see `mainstem.knocking_out.knock_out_attention`."""
+        return knock_out_attention(self, prompt, *sources, **options)
+
+    def causal_trace(self, clean: Prompt, corrupted: Prompt | None = None, *answers: Any, **options: Any) -> CausalTrace:
+        """Which states bring the answer back to a corrupted run; see `mainstem.tracing_causes.causal_trace`."""
+        return causal_trace(self, clean, corrupted, *answers, **options)
 
     def check(
         self,
