@@ -20,9 +20,11 @@ from mainstem.analysis.scores import Scores
 from mainstem.analysis.unit_tokens import DIRECTIONS
 from mainstem.causal.outcomes import Verification
 from mainstem.causal.query_check import QueryCheck
+from mainstem.causal.repair import Repairs
 from mainstem.explaining import explain
 from mainstem.explanation import Explanation, Queries, QueryTotals
 from mainstem.querying import check, queries, totals
+from mainstem.repairing import repair_trace
 from mainstem.run.inputs import Inputs
 from mainstem.run.trace import RunTrace
 from mainstem.scoring import scores
@@ -108,6 +110,10 @@ class Trace:
         """A causal verdict on the units that a score names; see `mainstem.verifying.verify_trace` for the options."""
         wanted = self.model.target(target) if isinstance(target, str) else target
         return verify_trace(self, wanted, counts, **options)
+
+    def repair(self, units: Sequence[Unit | str], target: Target | str | None = None, **options: Any) -> Repairs:
+        """Direct and total effects of units, and what later layers make good; see `mainstem.repairing.repair_trace`."""
+        return repair_trace(self, units, target, **options)
 
     def unit_tokens(
         self, unit: Unit | str, top: int = 10, position: int = -1, row: int = 0, directions: int = DIRECTIONS
