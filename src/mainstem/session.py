@@ -28,6 +28,7 @@ from mainstem.causal.edges import EdgeGraph, edge_graph
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
+from mainstem.causal.interchange import Subspace
 from mainstem.causal.knockouts import Knockouts
 from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
@@ -38,6 +39,7 @@ from mainstem.following_paths import patch_paths
 from mainstem.generating import Compared, Generated, compare, generate
 from mainstem.knocking_out import knock_out_attention
 from mainstem.lab.pairs import Encoder
+from mainstem.learning_subspaces import learn_subspace
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
@@ -45,6 +47,7 @@ from mainstem.model.hooks import set_aside
 from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.patching import patch
+from mainstem.points import Point
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
@@ -207,6 +210,10 @@ class Model:
     def causal_trace(self, clean: Prompt, corrupted: Prompt | None = None, *answers: Any, **options: Any) -> CausalTrace:
         """Which states bring the answer back to a corrupted run; see `mainstem.tracing_causes.causal_trace`."""
         return causal_trace(self, clean, corrupted, *answers, **options)
+
+    def learn_subspace(self, at: Point | str, counterfactuals: Sequence[Any], *size: int, **options: Any) -> Subspace:
+        """A subspace that holds a variable, or not; see `mainstem.learning_subspaces.learn_subspace`."""
+        return learn_subspace(self, at, counterfactuals, *size, **options)
 
     def check(
         self,
