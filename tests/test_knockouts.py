@@ -120,7 +120,7 @@ def test_noise_is_seeded_and_averaged_over_draws() -> None:
     one, again = (model.causal_trace(IDS, draws=3, **ask) for _ in range(2))
     assert torch.equal(one.restored["resid"], again.restored["resid"]) and one.corrupted == again.corrupted
     other = model.causal_trace(IDS, draws=2, **ask)
-    assert other.corrupted != one.corrupted and "noise of 3 standard deviations at [1, 4], 3 draws" == one.corruption
+    assert other.corrupted != one.corrupted and one.corruption == "noise of 3 standard deviations at [1, 4], 3 draws"
     assert float(one.restored["resid"][-1, -1]) == pytest.approx(one.clean, abs=1e-6)
     small = model.causal_trace(IDS, noise=1e-7, draws=1, **ask)
     assert small.corrupted == pytest.approx(small.clean, abs=1e-4) and abs(one.total_effect) > 1e-2

@@ -109,7 +109,9 @@ def test_it_is_what_a_run_with_frozen_writes_gives(name: str) -> None:
 
 def test_a_receiver_before_its_sender_has_exactly_no_effect() -> None:
     model, (ids, other) = opened("llama"), prompts()
-    made = PathPatching(runs(model, ids), other).effects([Unit.parse("L1.mlp")], [("L1H0.query", "L0.mlp.input")], metric)
+    made = PathPatching(runs(model, ids), other).effects(
+        [Unit.parse("L1.mlp")], [("L1H0.query", "L0.mlp.input")], metric
+    )
     assert float(made.effects[0, 0]) == 0.0 and float(made.totals[0]) != 0.0
 
 

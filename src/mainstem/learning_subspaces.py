@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mainstem.causal.interchange import Counterfactual, Interchange, Subspace, Training, learn
+from mainstem.causal.interchange import Counterfactual, Interchange
+from mainstem.causal.subspaces import Subspace, Training, learn
 from mainstem.errors import UsageError
 from mainstem.points import Point
 from mainstem.targets import check_token_id, parse_token
@@ -23,7 +24,7 @@ def learn_subspace(
     position: int = -1,
     steps: int = 200,
     batch: int = 32,
-    rate: float = 0.02,
+    rate: float = 0.1,
     held_out: float = 0.3,
     draws: int = 5,
     chat: bool = False,

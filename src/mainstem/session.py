@@ -28,11 +28,11 @@ from mainstem.causal.edges import EdgeGraph, edge_graph
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
-from mainstem.causal.interchange import Subspace
 from mainstem.causal.knockouts import Knockouts
 from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
 from mainstem.causal.path_patching import PathEffects
+from mainstem.causal.subspaces import Subspace
 from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
 from mainstem.following_paths import patch_paths
@@ -207,7 +207,9 @@ class Model:
         """Attention to some sources knocked out, layer by layer; see `mainstem.knocking_out.knock_out_attention`."""
         return knock_out_attention(self, prompt, *sources, **options)
 
-    def causal_trace(self, clean: Prompt, corrupted: Prompt | None = None, *answers: Any, **options: Any) -> CausalTrace:
+    def causal_trace(
+        self, clean: Prompt, corrupted: Prompt | None = None, *answers: Any, **options: Any
+    ) -> CausalTrace:
         """Which states bring the answer back to a corrupted run; see `mainstem.tracing_causes.causal_trace`."""
         return causal_trace(self, clean, corrupted, *answers, **options)
 

@@ -32,7 +32,7 @@ from mainstem.causal.edited_rows import EditedRows, Row
 from mainstem.causal.head_changes import HeadChange, head_values
 from mainstem.causal.pieces import Attending, PieceMap
 from mainstem.errors import LevelRefusedError, UnitError, UsageError
-from mainstem.model.anatomy import Anatomy, Read
+from mainstem.model.anatomy import Read
 from mainstem.model.graph import Gate, evaluate
 from mainstem.points import Point
 from mainstem.run.capture import Captured, capture
@@ -74,9 +74,7 @@ class PathEffects:
         """The paths with the largest effects of either sign: sender, receiver, effect."""
         order = self.effects.flatten().abs().argsort(descending=True, stable=True)[:count].tolist()
         width = len(self.receivers)
-        return [
-            (self.senders[i // width], self.receivers[i % width], float(self.effects.flatten()[i])) for i in order
-        ]
+        return [(self.senders[i // width], self.receivers[i % width], float(self.effects.flatten()[i])) for i in order]
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,7 +173,9 @@ def _edit(unit: Unit, removal: Removal, reference: Any, seed: int, position: int
     if removal == "zero":
         return Edit.zero(at, position)
     if unit.source is not None:
-        raise UsageError(f"{unit} is a weight of a pattern, which other prompts do not have", None, "Remove it by zero.")
+        raise UsageError(
+            f"{unit} is a weight of a pattern, which other prompts do not have", None, "Remove it by zero."
+        )
     return Edit.mean(at, reference, position) if removal == "mean" else Edit.resample(at, reference, seed, position)
 
 
