@@ -53,7 +53,7 @@ def test_each_cell_is_its_edits() -> None:
     assert made.sources == ("two", "itself") and made.layers == (0, 1, 2) and made.answer == "id:9"
     for row, sources in enumerate(([1, 2], [5])):
         for layer, own in enumerate(([0, 1], [1, 2], [2])):
-            edits = [Edit.knockout(f"L{l}H{h}", sources, 5) for l in own for h in range(4)]
+            edits = [Edit.knockout(f"L{near}H{h}", sources, 5) for near in own for h in range(4)]
             expected = log_probability(model, IDS, 9, *edits)
             assert float(made.log_probabilities[row, layer]) == pytest.approx(expected, abs=1e-6)
     assert made.plain == pytest.approx(log_probability(model, IDS, 9), abs=1e-6)
@@ -63,7 +63,7 @@ def test_each_cell_is_its_edits() -> None:
 
 def test_the_planted_answer_is_read_from_its_source_in_its_layer() -> None:
     pair = planted_pairs(1)[0]
-    ids, answer = list(pair.clean), pair.answers[0]
+    ids, answer = [int(one) for one in pair.clean], int(pair.answers[0])
     letter = (answer - 1) % 12
     source = next(place for place, token in enumerate(ids[:-1]) if place and (token - 1) % 12 == letter)
     made = planted().knock_out_attention(ids, answer=f"id:{answer}", window=1)

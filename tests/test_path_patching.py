@@ -151,8 +151,8 @@ def test_the_planted_edges_are_the_paths_that_matter() -> None:
     asked = [f"L{layer}H{head}.{role}" for layer in (0, 1) for head in range(4) for role in ("query", "key", "value")]
     asked += ["L0.mlp.input", "L1.mlp.input", "L2.mlp.input", "logits"]
     made = model.patch_paths(
-        list(pair.clean),
-        list(pair.corrupted),
+        [int(one) for one in pair.clean],
+        [int(one) for one in pair.corrupted],
         senders,
         asked,
         answers=[f"id:{token}" for token in pair.answers],

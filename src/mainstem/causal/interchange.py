@@ -4,8 +4,8 @@ With orthonormal directions R [k, width] at one point and position
 
     h  <-  h_base + (h_source - h_base) R^T R
 
-(Geiger et al. 2023; without R the whole vector.) The change is differentiable in R. `mainstem.causal.subspaces` learns R
-on counterfactuals: a base, a source, and the answer that the base should have if a variable had the source's value.
+(Geiger et al. 2023; without R the whole vector). The change is differentiable in R. `mainstem.causal.subspaces` learns
+R on counterfactuals: a base, a source, and the answer that the base should have if a variable had the source's value.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,7 @@ def windows(layers: Sequence[int], width: int) -> list[list[int]]:
     """
     if width < 1:
         raise UsageError(f"A window of {width} layers holds nothing", None, "Give 1 or more.")
-    return [[l for l in layers if layer - (width - 1) // 2 <= l <= layer + width // 2] for layer in layers]
+    return [[near for near in layers if layer - (width - 1) // 2 <= near <= layer + width // 2] for layer in layers]
 
 
 def knock_out(
@@ -90,7 +90,7 @@ def knock_out(
     runs = []
     for own in sources.values():
         at = tuple(own)
-        runs += [Row(changes=[_change(piece, at, rows) for l in w for piece in heads[l]]) for w in around]
+        runs += [Row(changes=[_change(piece, at, rows) for layer in near for piece in heads[layer]]) for near in around]
     made = rows.logits(runs).double().log_softmax(-1)[:, list(answer)].logsumexp(-1)
     plain = rows.clean.double().log_softmax(-1)[list(answer)].logsumexp(-1)
     shaped = made.reshape(len(sources), len(layers)).cpu()
