@@ -203,13 +203,15 @@ def test_requests_that_cannot_be_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_name_moves_by_queries_that_earlier_heads_write(demo_model: Model) -> None:
+def test_the_name_is_moved_by_one_head(demo_model: Model) -> None:
     made: PathEffects = demo_model.patch_paths(
         "When Mary and John went to the store, John gave a drink to",
         "When Mary and John went to the store, Mary gave a drink to",
-        receivers=["logits"],
+        ["L23H3", "L23H1", "L20H0", "L12H4"],
+        ["logits"],
         answers=" Mary",
         wrong_answers=" John",
     )
-    assert made.clean > 1 and made.other < 0
-    assert made.top(1)[0][2] < -0.3
+    assert made.clean > 1 and made.other < -1
+    assert made.top(1)[0][0] == "L23H3" and float(made.effects[0, 0]) < -0.25 * (made.clean - made.other)
+    assert float(made.effects[1:].abs().max()) < 0.2 * abs(float(made.effects[0, 0]))

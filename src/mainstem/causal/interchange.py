@@ -85,7 +85,7 @@ class Interchange:
 
         with torch.no_grad():
             for part in ids.split(BATCH):
-                self._run(part, watch(Pass(*part.shape)))
+                self._run(part, watch(Pass(part.shape[0], part.shape[1])))
         return torch.cat(found)
 
     def logits(
@@ -95,7 +95,7 @@ class Interchange:
         directions: Float[Tensor, "direction d_in"] | None,
     ) -> Float[Tensor, "batch d_vocab"]:
         """Those of the base runs after the interchange; without directions of the full vector."""
-        now = Pass(*ids.shape)
+        now = Pass(ids.shape[0], ids.shape[1])
 
         def tap(leaves):
             out, tokens = by_token(leaves[self.piece.site.slot], self.piece.site, now)

@@ -196,7 +196,7 @@ class PathPatching:
             raise LevelRefusedError(f"No path to {address}", reason="no matrix is seen to make it of the stream")
         return _Reading(reads, pieces[0])
 
-    def _operands(self, found: list[list[Tensor]], readings: list[_Reading]) -> dict[tuple[int, int], list[Tensor]]:
+    def _operands(self, found: list[list[Tensor]], readings: list[_Reading]) -> dict[tuple[int, int], Tensor]:
         """For each head's reading, by the number of its piece and its index: [pos, entry] for each sender.
 
         One run for each sender: what all receivers read is replaced, and the model makes queries, keys and values.
