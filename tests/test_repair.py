@@ -110,7 +110,9 @@ def test_what_cannot_be_removed_is_refused() -> None:
 
 @pytest.mark.slow
 def test_later_layers_repair_an_mlp_and_add_to_the_head_that_reads_the_country(demo_model: Model) -> None:
-    head, mlp, last = demo_model.trace("The capital of France is").repair(["L23H4", "L24.mlp", "L29.mlp"], " Paris").effects
+    head, mlp, last = (
+        demo_model.trace("The capital of France is").repair(["L23H4", "L24.mlp", "L29.mlp"], " Paris").effects
+    )
     assert head.direct > 1 and head.repaired < 0 and head.total > head.direct
     assert mlp.direct > 0.5 and mlp.repaired > 0.5
     assert abs(last.downstream) < 1e-4 < last.direct

@@ -51,8 +51,8 @@ from mainstem.points import Point
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
-from mainstem.unit_keys import named_unit
 from mainstem.tracing_causes import causal_trace
+from mainstem.unit_keys import named_unit
 
 Prompt = str | Sequence[int]
 LABEL_POSITIONS = 7
