@@ -16,6 +16,7 @@ from mainstem.causal.head_changes import HeadChange, head_values
 from mainstem.causal.path_patching import PathEffects, PathPatching
 from mainstem.causal.pieces import Attending, Entries, PieceMap
 from mainstem.errors import LevelRefusedError, PairError, UnitError, UsageError
+from mainstem.following_paths import default_senders
 from mainstem.lab.planted import EDGES, PlantedModel, planted_pairs
 from mainstem.points import Point
 from mainstem.run.inputs import base_arguments
@@ -163,6 +164,12 @@ def test_the_planted_edges_are_the_paths_that_matter() -> None:
     assert found == planted
     assert max(abs(effect) for _, _, effect in made.top(1000)[7:]) < 1e-4
     assert made.clean > 0 > made.other and made.metric == "logit-difference"
+
+
+def test_by_default_heads_send_and_sublayers_without_heads() -> None:
+    senders = [str(unit) for unit in default_senders(opened("llama").anatomy)]
+    assert senders[:6] == ["embed", "L0H0", "L0H1", "L0H2", "L0H3", "L0.mlp"] and len(senders) == 1 + 3 * 5
+    assert [str(unit) for unit in default_senders(linear().anatomy)][:3] == ["embed", "embed.pos", "L0H0"]
 
 
 def test_only_chosen_positions_of_the_sender_change() -> None:
