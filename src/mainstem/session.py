@@ -23,9 +23,9 @@ from torch import Tensor
 import mainstem
 from mainstem.analysis.certificate import Check
 from mainstem.attributing import Circuit, PatchingEstimates, PatchPair, attribution_patching, circuit, edge_scores
+from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.edges import EdgeGraph, edge_graph
-from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.knockouts import Knockouts

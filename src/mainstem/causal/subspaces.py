@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import orthogonal
 
-from mainstem.causal.gradients import in_spite_of_changes
 from mainstem.causal.interchange import Counterfactual, Counterfactuals, Interchange
+from mainstem.causal.tracked import in_spite_of_changes
 from mainstem.errors import UsageError
 
 
