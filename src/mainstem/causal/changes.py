@@ -109,7 +109,7 @@ def _tap(site: Site, changes: list[Change], now: Pass) -> Tap:
         if not any(len(now.find(row, c.positions)[0]) for c in changes for row in _rows(c, now)):
             return None
         old = leaves[site.slot]
-        out, tokens = by_token(old, site, now)
+        out, tokens = copied_by_token(old, site, now)
         for change in changes:
             for row in _rows(change, now):
                 _make(change, tokens, row, now)
@@ -136,7 +136,7 @@ def _make(change: Change, tokens: Float[Tensor, "batch pos entry"], row: int, no
     tokens[where] = change.new(tokens[where], places).to(tokens)
 
 
-def by_token(tensor: Tensor, site: Site, now: Pass) -> tuple[Tensor, Float[Tensor, "batch pos entry"]]:
+def copied_by_token(tensor: Tensor, site: Site, now: Pass) -> tuple[Tensor, Float[Tensor, "batch pos entry"]]:
     """A copy of what is at a site, in its own arrangement, and a view of it by row and position.
 
     What the model computes once for all rows of a batch becomes one for each row.

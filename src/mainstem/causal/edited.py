@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mainstem.causal import edits as methods
-from mainstem.causal.changes import Change, Pass, by_token, change_taps
+from mainstem.causal.changes import Change, Pass, change_taps, copied_by_token
 from mainstem.causal.edits import Edit, Values
 from mainstem.causal.expert_changes import ExpertChange, expert_taps
 from mainstem.causal.head_changes import HeadChange, head_taps, head_values
@@ -240,7 +240,7 @@ def _keeping(piece: Piece, kept: list[Tensor], now: Pass) -> list[tuple[Site, Ta
         if isinstance(piece, Scale):
             found = scales(piece, tensor, site, now)
         else:
-            found = by_token(tensor, site, now)[1]
+            found = copied_by_token(tensor, site, now)[1]
             found = found if piece.entries is None else found[..., piece.entries.to(found.device)]
         for row in range(now.batch):
             kept.append(found[row, now.padding[row] if now.padding else 0 :])

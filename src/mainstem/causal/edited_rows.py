@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.causal.ablation import BATCH_ENTRIES, alike
-from mainstem.causal.changes import Change, Pass, by_token, change_taps
+from mainstem.causal.changes import Change, Pass, change_taps, copied_by_token
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.head_changes import HeadChange, head_taps
@@ -78,7 +78,7 @@ class EditedRows:
 
         def keep(site: Site, now: Pass) -> Tap:
             def tap(leaves) -> None:
-                found[site] = by_token(leaves[site.slot], site, now)[1][0]
+                found[site] = copied_by_token(leaves[site.slot], site, now)[1][0]
 
             return tap
 

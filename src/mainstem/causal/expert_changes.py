@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.causal.changes import New, Pass, Places, by_token
+from mainstem.causal.changes import New, Pass, Places, copied_by_token
 from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.experts import ExpertParts, expert_parts, find_sum
@@ -60,7 +60,7 @@ def _correcting(site: Site, name: str, made: list[Tensor], now: Pass) -> Tap:
     def tap(leaves):
         if not made:
             raise LevelRefusedError("Experts' neurons cannot be edited", name, "their sum is seen in its module only")
-        out, tokens = by_token(leaves[site.slot], site, now)
+        out, tokens = copied_by_token(leaves[site.slot], site, now)
         tokens += made.pop().view(tokens.shape).to(tokens)
         new = list(leaves)
         new[site.slot] = out

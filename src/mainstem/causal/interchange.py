@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mainstem.causal.changes import Pass, by_token
+from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.causal.pieces import Entries, PieceMap
 from mainstem.errors import LevelRefusedError, PairError, PositionError, UsageError
 from mainstem.model.anatomy import Anatomy
@@ -78,7 +78,7 @@ class Interchange:
 
         def watch(now: Pass) -> Tap:
             def tap(leaves) -> None:
-                tokens = by_token(leaves[self.piece.site.slot], self.piece.site, now)[1]
+                tokens = copied_by_token(leaves[self.piece.site.slot], self.piece.site, now)[1]
                 found.append(tokens[self._where(tokens)])
 
             return tap
@@ -98,7 +98,7 @@ class Interchange:
         now = Pass(ids.shape[0], ids.shape[1])
 
         def tap(leaves):
-            out, tokens = by_token(leaves[self.piece.site.slot], self.piece.site, now)
+            out, tokens = copied_by_token(leaves[self.piece.site.slot], self.piece.site, now)
             where = self._where(tokens)
             change = sources.to(tokens) - tokens[where]
             if directions is not None:

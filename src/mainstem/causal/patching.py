@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.causal.ablation import alike
-from mainstem.causal.changes import Change, Pass, by_token, set_by_position
+from mainstem.causal.changes import Change, Pass, copied_by_token, set_by_position
 from mainstem.causal.metrics import Metric, normalised
 from mainstem.causal.patching_grids import Cell, Grid
 from mainstem.causal.recorded import logits_of
@@ -239,7 +239,7 @@ def _observed(
 
     def looking(site: Site) -> tuple[Site, Tap]:
         def tap(leaves: list[Any]) -> None:
-            values[site] = by_token(leaves[site.slot], site, Pass(1, ids.shape[1]))[1][0]
+            values[site] = copied_by_token(leaves[site.slot], site, Pass(1, ids.shape[1]))[1][0]
 
         return site, tap
 

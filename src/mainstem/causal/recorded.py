@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mainstem.causal.ablation import alike
 from mainstem.causal.block_output import BlockOutput, block_output
-from mainstem.causal.changes import Pass, by_token
+from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Replacement, Site, Tap, around_call, replaced_calls, tapped
 from mainstem.model.trees import leaves_of, map_leaves
@@ -86,7 +86,7 @@ class RecordedBlocks:
     def _looking(self, site: Site, live: LiveBytes) -> tuple[Site, Tap]:
         def tap(leaves: list[Any]) -> None:
             self.begun[site] = len(self.trees)
-            self.values[site] = live.kept(by_token(leaves[site.slot], site, Pass(1, self.ids.shape[1]))[1][0])
+            self.values[site] = live.kept(copied_by_token(leaves[site.slot], site, Pass(1, self.ids.shape[1]))[1][0])
 
         return site, tap
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mainstem.analysis.attribution import functional
 from mainstem.analysis.decompose import Decomposition
-from mainstem.causal.changes import Pass, by_token
+from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.causal.edited_rows import EditedRows, Row
 from mainstem.causal.edits import Edit
 from mainstem.errors import ChoiceError, TargetError, UsageError
@@ -145,7 +145,9 @@ class _Seen:
 
         def keep(site: Site) -> Tap:
             def tap(leaves) -> None:
-                self.kept[site] += by_token(leaves[site.slot], site, now)[1][:, self.rows.position].double().unbind(0)
+                self.kept[site] += (
+                    copied_by_token(leaves[site.slot], site, now)[1][:, self.rows.position].double().unbind(0)
+                )
 
             return tap
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.causal.changes import New, Pass, Places, by_token
+from mainstem.causal.changes import New, Pass, Places, copied_by_token
 from mainstem.causal.pieces import Scale
 from mainstem.model.hooks import Site, Tap
 
@@ -37,7 +37,7 @@ def scale_taps(changes: Iterable[ScaleChange], now: Pass) -> list[tuple[Site, Ta
 
 def scales(scale: Scale, tensor: Tensor, site: Site, now: Pass) -> Float[Tensor, "batch pos 1"]:
     """The scale of each position, from what is at the site before the norm."""
-    return scale.norm.scale(by_token(tensor, site, now)[1].double())
+    return scale.norm.scale(copied_by_token(tensor, site, now)[1].double())
 
 
 def _watching(scale: Scale, held: list[Tensor], now: Pass) -> Tap:
@@ -49,7 +49,7 @@ def _watching(scale: Scale, held: list[Tensor], now: Pass) -> Tap:
 
 def _rescaling(change: ScaleChange, site: Site, held: list[Tensor], now: Pass) -> Tap:
     def tap(leaves):
-        out, tokens = by_token(leaves[site.slot], site, now)
+        out, tokens = copied_by_token(leaves[site.slot], site, now)
         bias = 0.0 if change.scale.norm.bias is None else change.scale.norm.bias.to(tokens)
         for row in range(now.batch) if change.row is None else (change.row,):
             places, indices = now.find(row, change.positions)
