@@ -6,16 +6,17 @@ must give every written token the same log-probability; where it does not, the t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mainstem.analysis import warnings as warn
 from mainstem.causal.edits import Edit
 from mainstem.errors import MainstemError, NotFiniteError, PromptError, UsageError
-from mainstem.explanation import Provenance
+from mainstem.generation import Compared, Generated, Likelihood
 from mainstem.run.inputs import CACHES, cache_argument, context_length
 
 if TYPE_CHECKING:
@@ -23,63 +24,6 @@ if TYPE_CHECKING:
 
 SLACK = 1e-3
 """How far cached and uncached log-probabilities may be apart, in nats; more in a coarse dtype."""
-
-
-@dataclass(frozen=True)
-class Generated:
-    """A text that the model wrote.
-
-    Attributes:
-        tokens, ids: what was written after the prompt.
-        log_probabilities: of each written token, in nats.
-        text: the same as one text.
-        stopped: whether the model ended it.
-        cached: whether keys and values were kept from token to token.
-        difference: the largest difference of a log-probability to that of one pass over the whole text without a cache;
-            None for a model that attends both ways, whose pass over the whole text is another.
-        note: why no cache was used, where the model has one.
-    """
-
-    tokens: list[str]
-    ids: list[int]
-    log_probabilities: list[float]
-    text: str
-    stopped: bool
-    cached: bool
-    difference: float | None
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """How probable a text is after the prompt: the sum of its tokens' log-probabilities, in nats."""
-
-    text: str
-    tokens: list[str]
-    plain: float
-    edited: float
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Side by side: what the model writes without the edits and with them.
-
-    Attributes:
-        prompt: its tokens.
-        edits: each edit in words.
-        plain, edited: the two texts.
-        same: how many written tokens they begin with in common.
-        continuations: how probable chosen texts are in both.
-        provenance: versions, model, dtype, seed, date.
-    """
-
-    prompt: list[str]
-    edits: list[str]
-    plain: Generated
-    edited: Generated
-    same: int
-    continuations: list[Likelihood] = field(default_factory=list)
-    provenance: Provenance | None = None
 
 
 def generate(
@@ -146,19 +90,33 @@ def compare(
     changed = generate(model, prompt, count, edits, temperature, chat)
     same = next((i for i, (a, b) in enumerate(zip(plain.ids, changed.ids, strict=False)) if a != b), None)
     ids = model.inputs(prompt, chat).ids
+    found = warn.chat_warning(bool(getattr(model.tokenizer, "chat_template", None)), chat)
+    if edits and plain.log_probabilities == changed.log_probabilities:
+        found += warn.unchanged_warning()
+    likelihoods = [_likelihood(model, ids, text, edits) for text in continuations]
     return Compared(
-        prompt=[model.token(token) for token in ids[0].tolist()],
+        provenance=model.provenance(),
+        warnings=[w.as_dict() for w in found],
+        model=model.summary,
+        prompt={
+            "text": prompt if isinstance(prompt, str) else None,
+            "tokens": [model.token(token) for token in ids[0].tolist()],
+            "ids": ids[0].tolist(),
+        },
         edits=[described(edit) for edit in edits],
+        count=count,
+        temperature=temperature,
         plain=plain,
         edited=changed,
         same=min(len(plain.ids), len(changed.ids)) if same is None else same,
-        continuations=[_likelihood(model, ids, text, edits) for text in continuations],
-        provenance=model.provenance(),
+        continuations=likelihoods,
     )
 
 
 def described(edit: Edit) -> str:
-    """An edit in words: its method, its point, its positions."""
+    """An edit in words: the text that it was made of, or else its method, its point, its positions."""
+    if edit.written is not None:
+        return edit.written
     name = type(edit.method).__name__.lower()
     number = getattr(edit.method, "coefficient", getattr(edit.method, "factor", None))
     places = edit.positions if edit.positions is None or isinstance(edit.positions, str) else list(edit.positions)

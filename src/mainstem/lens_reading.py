@@ -58,12 +58,7 @@ def read_lens(
     return LensReading(
         provenance=model.provenance(),
         warnings=[w.as_dict() for w in _warnings(trace, sublayers, states, row)],
-        model={
-            "name": model.loaded.name,
-            "n_layers": model.anatomy.sizes.n_layers,
-            "d_model": model.anatomy.sizes.d_model,
-            "dtype": model.loaded.dtype,
-        },
+        model=model.summary,
         prompt={"text": trace.text, "tokens": trace.tokens(row), "ids": trace.ids(row)},
         position=sublayers.position,
         norm=norm,

@@ -37,6 +37,7 @@ from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
 from mainstem.following_paths import patch_paths
 from mainstem.generating import Compared, Generated, compare, generate
+from mainstem.generation import Compared, Generated
 from mainstem.knocking_out import knock_out_attention
 from mainstem.lab.pairs import Encoder
 from mainstem.learning_subspaces import learn_subspace
@@ -49,6 +50,7 @@ from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.patching import patch
 from mainstem.points import Point
 from mainstem.run.inputs import Inputs, base_arguments, make_inputs
+from mainstem.steering import edit_of
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
 from mainstem.tracing_causes import causal_trace
@@ -129,6 +131,17 @@ class Model:
         return list(ids["input_ids"])
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """Name, size and dtype, for every result."""
+        sizes = self.anatomy.sizes
+        return {
+            "name": self.loaded.name,
+            "n_layers": sizes.n_layers,
+            "d_model": sizes.d_model,
+            "dtype": self.loaded.dtype,
+        }
+
+    @property
     def encoder(self) -> Encoder:
         """How this model reads text: what pairs of prompts are encoded with and tasks are generated for."""
         return Encoder(self.encode, self.tokenizer, self.anatomy.sizes.d_vocab)
@@ -190,6 +203,14 @@ class Model:
                 yield self
             finally:
                 self.edits = outer
+
+    def edit(self, written: str) -> Edit:
+        """The edit that a text describes, such as "scale L9H8 0.5 @-1"; see `mainstem.edit_text` for how to write one.
+
+        Raises:
+            EditError, UnitError, TargetError, PromptError: as `mainstem.steering.edit_of`.
+        """
+        return edit_of(self, written)
 
     def generate(self, prompt: Prompt, count: int = 20, *edits: Edit, **options: Any) -> Generated:
         """What the model writes, under edits; see `mainstem.generating.generate` for the options."""

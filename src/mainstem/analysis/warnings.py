@@ -127,6 +127,18 @@ def null_warning(decomposition: Decomposition, values: Sequence[Scored], seed: i
     ]
 
 
+def unchanged_warning() -> list[Warning]:
+    """Edits that did not move a single log-probability of what was written."""
+    return [
+        Warning(
+            "unchanged",
+            "the edits changed nothing at all: every written token has the same probability, to the bit; what is "
+            "edited may be nothing there, or no run had the positions.",
+            0.0,
+        )
+    ]
+
+
 def chat_warning(has_template: bool, used: bool) -> list[Warning]:
     """An instruction-tuned model given a raw prompt."""
     if not has_template or used:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.causal import edits as methods
@@ -24,6 +25,7 @@ from mainstem.causal.scale_changes import ScaleChange, scale_taps, scales
 from mainstem.errors import EditError, LevelRefusedError, PositionError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.points import Point
 from mainstem.run.inputs import CACHES, Inputs
 
 
@@ -225,6 +227,25 @@ def _values(
         with tapped(model, taps):
             model(input_ids=inputs.ids, **inputs.forward)
     return values
+
+
+@torch.no_grad()
+def point_values(
+    model: torch.nn.Module, anatomy: Anatomy, at: Point, inputs: Inputs
+) -> list[Float[Tensor, "pos entry"]]:
+    """What is at a point in a run, for each row of its inputs, without padding; writes of one unit are added up.
+
+    Raises:
+        UnitError, LevelRefusedError: if the model has no such point, or no other run can have its value.
+    """
+    pieces = PieceMap(anatomy).of(at)
+    if not all(isinstance(piece, Entries) for piece in pieces):
+        raise LevelRefusedError(f"No value of {at}", reason="routing differs from token to token")
+    now = Pass(*inputs.ids.shape, padding=inputs.padding)
+    kept: list[list[Tensor]] = [[] for _ in pieces]
+    with tapped(model, [tap for piece, own in zip(pieces, kept, strict=True) for tap in _keeping(piece, own, now)]):
+        model(input_ids=inputs.ids, **inputs.forward)
+    return [torch.stack(rows).sum(0) for rows in zip(*kept, strict=True)]
 
 
 def _keeping(piece: Piece, kept: list[Tensor], now: Pass) -> list[tuple[Site, Tap]]:

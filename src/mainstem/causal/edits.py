@@ -209,12 +209,14 @@ class Edit:
         positions: which positions: numbers, negative ones counted from the end of the prompt; "prompt" or
             "generated"; None for all. For keys and values the positions that are attended to.
         row: which row of a batch; None for every row.
+        written: the text that it was made of, if it was.
     """
 
     at: Point
     method: Method
     positions: Places = None
     row: int | None = None
+    written: str | None = None
 
     @classmethod
     def of(cls, at: Point | str, method: Method, positions: Places | int = None, row: int | None = None) -> Self:

@@ -259,6 +259,43 @@ def lens(
 
 
 @command
+def steer(
+    run: Run,
+    prompt: Prompt,
+    edit: Annotated[
+        list[str],
+        typer.Option(
+            metavar="EDIT",
+            help="'zero L9H8', 'scale L9H8 0.5', 'mean L9H8', \"patch L5.resid_pre 'another prompt'\", "
+            "'knockout L23H4 3', 'add L12.resid_pre vector.safetensors 4', "
+            "\"add L12.resid_pre 'I love' - 'I hate' 4\"; @-1, @3,4, @prompt or @generated at the end say where. "
+            "May be repeated; made in order.",
+        ),
+    ],
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="How many tokens to write.")] = 20,
+    continuation: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text whose probability after the prompt to compare; may be repeated."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="0 for the likeliest token each time; else tokens are drawn, by --seed.")
+    ] = 0.0,
+):
+    """Write with edits and without, side by side."""
+    from mainstem.edit_text import parse_edit
+
+    for text in edit:
+        parse_edit(text)
+    given, chat = run.prompt(prompt), run.common.chat
+    model = run.open(lambda model: model.check(given, chat=chat))
+    with run.step("Writing ..."):
+        edits = [model.edit(text) for text in edit]
+        return model.compare(
+            given, *edits, count=tokens, continuations=continuation or (), temperature=temperature, chat=chat
+        )
+
+
+@command
 def reproduce(
     run: Run,
     experiment: Annotated[str, typer.Argument(metavar="|".join(o.EXPERIMENTS), help="Which published case to run.")],

@@ -4,6 +4,7 @@
     anatomy   AnatomyDescription  ->  anatomy_terminal    anatomy_page
     lens      LensReading         ->  lens_terminal       lens_page
     reproduce Experiment          ->  experiment_terminal experiment_page
+    steer     Compared            ->  steer_terminal      steer_page
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
@@ -17,6 +18,7 @@ from rich.console import Console
 from mainstem.description import AnatomyDescription, LensReading
 from mainstem.experiments.outcome import Experiment
 from mainstem.explanation import Explanation
+from mainstem.generation import Compared
 from mainstem.report.text import finite
 
 
@@ -52,6 +54,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.experiment_terminal import print_experiment
 
         print_experiment(console, result)
+    elif isinstance(result, Compared):
+        from mainstem.report.steer_terminal import print_comparison
+
+        print_comparison(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -87,4 +93,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.experiment_page import experiment_page
 
         return experiment_page(result)
+    if isinstance(result, Compared):
+        from mainstem.report.steer_page import comparison_page
+
+        return comparison_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")

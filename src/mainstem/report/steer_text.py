@@ -1,0 +1,41 @@
+"""A comparison in words: what its table for the terminal and its page both say."""
+
+import math
+
+from mainstem.generation import Compared, Generated, Likelihood
+from mainstem.report.text import plural, scientific
+
+
+def how_written(made: Generated) -> str:
+    """Whether a cache was used, and what the check without one found."""
+    way = "with a cache" if made.cached else "without a cache"
+    return f"{way}; checked without: {scientific(made.difference)} nats"
+
+
+def ending(made: Generated) -> str:
+    """How a text ended."""
+    written = plural(len(made.ids), "token")
+    return f"{written}, ended by the model" if made.stopped else written
+
+
+def ratio(row: Likelihood) -> float:
+    """By what the edits multiply a text's probability."""
+    return math.exp(min(row.edited - row.plain, 700.0))
+
+
+def ratio_text(row: Likelihood) -> str:
+    """The same to the digits that matter."""
+    value = ratio(row)
+    return f"× {value:.3g}" if math.isfinite(value) else "–"
+
+
+def divergence(c: Compared) -> str:
+    """Where the two texts part, in one sentence."""
+    if c.plain.ids == c.edited.ids:
+        return "Both texts are the same."
+    return "They differ from the first token on." if c.same == 0 else f"They differ after {plural(c.same, 'token')}."
+
+
+def choosing(c: Compared) -> str:
+    """How tokens were chosen."""
+    return "the likeliest token each time" if c.temperature == 0 else f"drawn at temperature {c.temperature:g}"
