@@ -103,16 +103,10 @@ def explain(
     notes += [] if key is None else [input_note(key)]
     values = [part.unit for part in ranking.values] if queries else []
     asked, refused = queries_of(trace, values, queries, position, wanted, row)
-    anatomy, loaded = trace.model.anatomy, trace.model.loaded
     return Explanation(
         provenance=trace.model.provenance(),
         warnings=[w.as_dict() for w in _warnings(trace, steps, ranking)],
-        model={
-            "name": loaded.name,
-            "n_layers": anatomy.sizes.n_layers,
-            "d_model": anatomy.sizes.d_model,
-            "dtype": loaded.dtype,
-        },
+        model=trace.model.summary,
         prompt={"text": trace.text, "tokens": trace.tokens(row), "ids": trace.ids(row)},
         position=steps[0].main.position,
         target=_whole_token(wanted, steps),

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from mainstem.cli import options as o
 from mainstem.cli.options import Common
 from mainstem.cli.running import Run
 from mainstem.errors import MainstemError, UsageError
+
+if TYPE_CHECKING:
+    from mainstem.lab.pairs import PromptPair
 
 app = typer.Typer(
     name="mainstem",
@@ -63,7 +66,7 @@ def command(body: Callable) -> Callable:
 def _carry_out(body: Callable, common: Common, given: dict) -> None:
     from mainstem.cli import output
 
-    common.chosen_format()
+    output.check_format(body.__name__, common)
     output.check_destination(common.out)
     output.write(body(Run(common), **given), common)
 
@@ -94,6 +97,18 @@ def complain(message: str, status: int = 1) -> int:
     red, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
     print(f"{red}mainstem:{plain} {message}", file=sys.stderr, flush=True)
     return status
+
+
+def patching_pairs(
+    prompts: Sequence[str | list[int]], answers: Sequence[str], wrong: Sequence[str], file: Path | None
+) -> "list[PromptPair]":
+    """The pair of two prompts, or the pairs of a file; none where a task makes them."""
+    from mainstem.lab.pairs import PromptPair, read_pairs
+
+    if file is not None:
+        return read_pairs(file)
+    texts = [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+    return [PromptPair(texts[0], texts[1], tuple(answers), tuple(wrong))] if texts else []
 
 
 DEFAULT_PROMPT = "The capital of France is"
@@ -293,6 +308,85 @@ def steer(
         return model.compare(
             given, *edits, count=tokens, continuations=continuation or (), temperature=temperature, chat=chat
         )
+
+
+@command
+def patch(
+    run: Run,
+    clean: Annotated[
+        str | None, typer.Argument(metavar="[CLEAN]", help="The prompt that has the answer; - is standard input.")
+    ] = None,
+    corrupted: Annotated[
+        str | None, typer.Argument(metavar="[CORRUPTED]", help="The same with something changed, in as many tokens.")
+    ] = None,
+    answer: Annotated[
+        list[str] | None, typer.Option(metavar="TOKEN", help="The right answer: text, or id:7042; may be repeated.")
+    ] = None,
+    wrong: Annotated[
+        list[str] | None, typer.Option(metavar="TOKEN", help="A wrong answer; may be repeated.")
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Instead of two prompts: lines of JSON with clean, corrupted, answers, wrong."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="|".join(o.TASKS), help="Instead of two prompts: pairs of a task, by --seed.")
+    ] = None,
+    count: Annotated[int, typer.Option(metavar="N", min=1, help="With --task: how many pairs.")] = 10,
+    metric: Annotated[
+        str, typer.Option(metavar="|".join(o.METRICS), help="What is measured at the destination.")
+    ] = "logit-difference",
+    grid: Annotated[
+        str, typer.Option(metavar="|".join(o.GRIDS), help="What each cell patches: rows by positions, or by heads.")
+    ] = "resid",
+    direction: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(o.DIRECTIONS), help="Clean values into the corrupted run, or corrupted into the clean."
+        ),
+    ] = "denoising",
+    window: Annotated[
+        int, typer.Option(metavar="N", min=1, help="For attn, mlp and mixer: so many layers in each cell.")
+    ] = 1,
+    unit: Annotated[
+        list[str] | None, typer.Option(metavar="UNIT", help="For neurons: a unit, such as L24N1005; may be repeated.")
+    ] = None,
+    position: Position = -1,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="What the sweep may take beside the model: 512M, 2G, ...")
+    ] = "1G",
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep finished cells here, and go on from them.")
+    ] = None,
+):
+    """Sweep: patch every cell of a grid from one run into another."""
+    for name, given, allowed in (("metric", metric, o.METRICS), ("grid", grid, o.GRIDS),
+                                 ("direction", direction, o.DIRECTIONS)):  # fmt: skip
+        o.choice(name, given, allowed)
+    if task is not None:
+        o.choice("task", task, o.TASKS)
+    budget = o.size(memory, "--memory")
+    o.one_source(clean, corrupted, pairs, task, answer, wrong)
+    given = [run.prompt(prompt) for prompt in (clean, corrupted) if prompt is not None]
+    if state is not None:
+        from mainstem.cli.output import check_destination
+
+        check_destination(state, "--state")
+    chosen = patching_pairs(given, answer or (), wrong or (), pairs)
+    model = run.open()
+    if task is not None:
+        from mainstem.lab.tasks import generate
+
+        chosen = generate(task, model.encoder, count, run.common.seed)
+    with run.step("Patching ..."):
+        from mainstem.patch_reading import read_patch
+
+        return read_patch(
+            model, chosen, metric, grid, direction, window=window, units=unit or (), position=position,
+            chat=run.common.chat, memory=budget, state=state, progress=run.progress("Patching"),
+        )  # fmt: skip
 
 
 @command

@@ -3,6 +3,7 @@
 The words are repeated here from the modules that define them, because those import torch; a test compares them.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 import mainstem
 from mainstem.errors import ChoiceError, UsageError
 
-FORMATS = ("table", "json", "html")
+FORMATS = ("table", "json", "html", "parquet")
 SCORES = (
     "increase", "additive", "direct", "log-probability", "probability-increase", "norm", "coefficient",
     "reciprocal-rank", "coefficient-norm", "coefficient-rank", "gradient", "integrated-gradients",
@@ -23,9 +24,13 @@ KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neur
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 PLACES = ("last", "all")
 EXPERIMENTS = ("knowledge", "paris")
+METRICS = ("logit-difference", "probability", "log-probability", "kl")
+GRIDS = ("resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons")
+DIRECTIONS = ("denoising", "noising")
+TASKS = ("indirect-object", "greater-than", "induction", "capitals")
 ABLATED = {"ffn": 25, "attention": 75}
 
-SUFFIXES = {".json": "json", ".html": "html", ".htm": "html"}
+SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}
 """What `--out` says about the format, where `--format` says nothing."""
 
 
@@ -69,7 +74,7 @@ class Common:
     ] = None
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write to a file; its ending .json or .html sets the format."),
+        typer.Option("--out", "-o", metavar="FILE", help="Write to a file; its ending .json, .html or .parquet sets the format."),
     ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress messages.")] = False
     version: Version = False
@@ -127,3 +132,44 @@ def counts(given: str) -> dict[str, int]:
     if not any(found.values()):
         raise UsageError("There is nothing to take out", "--ablate", "Write --ablate ffn=25,attention=75.")
     return found
+
+
+SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def size(given: str, option: str) -> int:
+    """The bytes that `512M`, `2G` or a plain number of bytes says.
+
+    Raises:
+        UsageError: it is not of that form, or is nothing.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:i?B)?", given.strip(), re.I)
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{given!r} is no amount of memory", option, f"Write, for example, {option} 512M or 2G.")
+    return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+
+
+def one_source(
+    clean: str | None,
+    corrupted: str | None,
+    pairs: Path | None,
+    task: str | None,
+    answers: Sequence[str] | None,
+    wrong: Sequence[str] | None,
+) -> None:
+    """Refuses a patching request that names no pair of prompts, or pairs in two ways.
+
+    Raises:
+        UsageError: with what to leave out or add.
+    """
+    ways = sum((clean is not None, pairs is not None, task is not None))
+    if ways != 1:
+        what = "There is nothing to patch" if ways == 0 else "Pairs of prompts are named in two ways"
+        raise UsageError(what, None, "Give CLEAN and CORRUPTED, or --pairs FILE.jsonl, or --task NAME.")
+    if clean is not None and corrupted is None:
+        raise UsageError("There is no corrupted prompt", None, "Give two: mainstem patch CLEAN CORRUPTED.")
+    if clean == corrupted == "-":
+        raise UsageError("Both prompts cannot be standard input", None, "Give one of them as text.")
+    if clean is None and (answers or wrong):
+        option = "--answer" if answers else "--wrong"
+        raise UsageError("Pairs and tasks have answers of their own", option, f"Leave out {option}.")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mainstem.cli.options import Common
 from mainstem.errors import MainstemError, UsageError
+from mainstem.patch_description import PatchReading
 from mainstem.report import Document, as_html, as_json, as_text, print_tables
 
 FILE_WIDTH = 100
@@ -35,6 +36,27 @@ def check_destination(out: Path | None, option: str = "--out") -> None:
         raise UsageError("This is a directory, not a file", f"{option} {out}", "Give the name of a file in it.")
 
 
+TABULAR = ("patch",)
+"""The commands whose results are rows that Parquet can hold."""
+
+
+def check_format(command: str, common: Common) -> None:
+    """Refuses a format that the command or this installation has not, before anything is computed for it.
+
+    Raises:
+        UsageError: Parquet for a result that is no table, without a file, or without pyarrow.
+    """
+    if common.chosen_format() != "parquet":
+        return
+    if command not in TABULAR:
+        raise UsageError(f"The result of {command} is no table", "--format parquet", "Take json.")
+    if common.out is None:
+        raise UsageError("A Parquet file is not for a terminal", "--format parquet", "Add --out FILE.parquet.")
+    from mainstem.report.parquet import require_pyarrow
+
+    require_pyarrow()
+
+
 def write(result: Document, common: Common) -> None:
     """Renders a result and writes it where the options say.
 
@@ -45,6 +67,11 @@ def write(result: Document, common: Common) -> None:
     form, out = common.chosen_format(), common.out
     if form == "table" and out is None:
         write_stdout(_for_terminal(result))
+        return
+    if form == "parquet" and isinstance(result, PatchReading) and out is not None:
+        from mainstem.report.parquet import as_parquet
+
+        write_file(as_parquet(result), out.expanduser())
         return
     text = {"json": as_json, "html": as_html}[form](result) if form != "table" else as_text(result, _file_width())
     if out is None:
@@ -86,13 +113,13 @@ def write_stdout(text: str) -> None:
         raise BrokenPipe from None
 
 
-def write_file(text: str, path: Path, option: str = "--out") -> None:
-    """Writes text to a file, whole or not at all.
+def write_file(content: str | bytes, path: Path, option: str = "--out") -> None:
+    """Writes text, in UTF-8, or bytes to a file, whole or not at all.
 
     Raises:
         MainstemError: it cannot be written.
     """
-    data = text.encode("utf-8", "backslashreplace")
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     try:
         if path.exists() and not path.is_file():  # a pipe or a device: nothing to rename onto
             path.write_bytes(data)

@@ -89,6 +89,15 @@ class Run:
                 yield
             self._status = None
 
+    def progress(self, message: str) -> Callable[[int, int], None]:
+        """A function to call with how much is done and how much there is; shown on a terminal only."""
+
+        def show(done: int, of: int) -> None:
+            if self._status is not None:
+                self._status.update(f"{message}: {done:,} of {of:,}")
+
+        return show
+
     def report(self, message: str) -> None:
         """A message from the loader; from here on it may draw progress bars of its own."""
         if self.common.quiet:

@@ -5,6 +5,7 @@
     lens      LensReading         ->  lens_terminal       lens_page
     reproduce Experiment          ->  experiment_terminal experiment_page
     steer     Compared            ->  steer_terminal      steer_page
+    patch     PatchReading        ->  patch_terminal      patch_page        parquet
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
@@ -19,6 +20,7 @@ from mainstem.description import AnatomyDescription, LensReading
 from mainstem.experiments.outcome import Experiment
 from mainstem.explanation import Explanation
 from mainstem.generation import Compared
+from mainstem.patch_description import PatchReading
 from mainstem.report.text import finite
 
 
@@ -58,6 +60,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.steer_terminal import print_comparison
 
         print_comparison(console, result)
+    elif isinstance(result, PatchReading):
+        from mainstem.report.patch_terminal import print_patch
+
+        print_patch(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -97,4 +103,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.steer_page import comparison_page
 
         return comparison_page(result)
+    if isinstance(result, PatchReading):
+        from mainstem.report.patch_page import patch_page
+
+        return patch_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")

@@ -1,0 +1,244 @@
+"""Patching sweeps of one pair of prompts, or of many, as plain rows: means, intervals, stability.
+
+With several pairs each cell's metric is averaged before it is put between the two unpatched runs' means: a pair on
+which the runs hardly differ would otherwise divide by nearly nothing. Intervals are over pairs, by the bootstrap, with
+that difference held fixed. Cells of different pairs are the same cell by place: where a grid has positions, all pairs
+must have the same number of tokens, and the word at a position may differ.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.analysis.statistics import interval, split_half
+from mainstem.analysis.warnings import Warning, chat_warning
+from mainstem.causal.patching import Direction, Sweep
+from mainstem.causal.patching_grids import GRIDS
+from mainstem.causal.replay import DEFAULT_MEMORY
+from mainstem.errors import ChoiceError, MetricError, PairError
+from mainstem.lab.pairs import EncodedPair, PromptPair, Text, encode_pair
+from mainstem.patch_description import CellRow, PatchReading, StabilityRow, Table
+
+if TYPE_CHECKING:
+    from mainstem.session import Model
+
+WITHOUT_POSITIONS = ("heads", "neurons")
+"""The grids whose cells are not of one position, so that pairs of any length can be averaged."""
+
+LISTED = 10
+
+
+def read_patch(
+    model: "Model",
+    pairs: Sequence[PromptPair],
+    metric: str = "logit-difference",
+    grid: str = "resid",
+    direction: Direction = "denoising",
+    *,
+    window: int = 1,
+    units: Sequence[str] = (),
+    position: int = -1,
+    chat: bool = False,
+    memory: int = DEFAULT_MEMORY,
+    state: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> PatchReading:
+    """A sweep of every pair, and what they say together.
+
+    Args:
+        model: the model.
+        pairs: one or several.
+        metric, grid, direction, window, units, position, memory: as `Model.patch`.
+        chat: whether to wrap prompts in the model's chat template.
+        state: a file to go on from; with several pairs one for each, with the pair's number at its end.
+        progress: called with the number of cells done and of all cells, over all pairs.
+
+    Raises:
+        PairError: if a pair does not fit, or the positions of several do not align.
+        MetricError, ChoiceError, UsageError, CertificateError: as `Model.patch`.
+    """
+    encoder = replace(model.encoder, encode=lambda text: model.encode(text, chat))
+    encoded = [encode_pair(pair, encoder) for pair in pairs]
+    if grid not in GRIDS:
+        raise ChoiceError("grid", grid, GRIDS)
+    if grid not in WITHOUT_POSITIONS:
+        _require_one_length(pairs, encoded, grid)
+    sweeps: list[Sweep] = []
+    for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
+        own = None if state is None or len(pairs) == 1 else state.with_name(f"{state.name}.{i}")
+        try:
+            made = model.patch(
+                list(ids.clean),
+                list(ids.corrupted),
+                [f"id:{token}" for token in ids.answers],
+                [f"id:{token}" for token in ids.wrong_answers],
+                metric=metric,
+                grid=grid,
+                direction=direction,
+                window=window,
+                units=units,
+                position=position,
+                memory=memory,
+                state=own or state,
+                progress=_shared(progress, i, len(pairs)),
+            )
+        except MetricError as error:
+            raise MetricError(error.what, pair.where or error.where, error.remedy) from error
+        sweeps.append(made)
+    return _reading(model, pairs, encoded, sweeps, window, chat)
+
+
+def _shared(
+    progress: Callable[[int, int], None] | None, pair: int, pairs: int
+) -> Callable[[int, int], None] | None:
+    """The progress over all pairs, if each has as many cells."""
+    return None if progress is None else lambda done, of: progress(pair * of + done, pairs * of)
+
+
+def _require_one_length(pairs: Sequence[PromptPair], encoded: Sequence[EncodedPair], grid: str) -> None:
+    lengths = [len(ids.clean) for ids in encoded]
+    if len(set(lengths)) == 1:
+        return
+    other = next(i for i, length in enumerate(lengths) if length != lengths[0])
+    commonest = max(set(lengths), key=lengths.count)
+    first, second = pairs[0].where or "the first pair", pairs[other].where or f"pair {other + 1}"
+    raise PairError(
+        f"The grid {grid} has positions, and those of the pairs do not align: {first} has {lengths[0]} tokens, "
+        f"{second} has {lengths[other]}",
+        None,
+        f"Take the grid {' or '.join(WITHOUT_POSITIONS)}, or pairs of one length: {lengths.count(commonest)} of the "
+        f"{len(lengths)} have {commonest} tokens.",
+    )
+
+
+def _reading(
+    model: "Model",
+    pairs: Sequence[PromptPair],
+    encoded: Sequence[EncodedPair],
+    sweeps: Sequence[Sweep],
+    window: int,
+    chat: bool,
+) -> PatchReading:
+    first, ids = sweeps[0], encoded[0]
+    values = torch.stack([sweep.values for sweep in sweeps])
+    clean, corrupted = (torch.tensor([getattr(sweep, name) for sweep in sweeps]).double() for name in _UNPATCHED)
+    effects = _effects(values, clean, corrupted, first.direction)
+    several = len(sweeps) > 1
+    low, high = _intervals(effects, model.seed) if several else (None, None)
+    mean = effects.mean(0)
+    template = bool(getattr(model.tokenizer, "chat_template", None))
+    return PatchReading(
+        provenance=model.provenance(),
+        warnings=[w.as_dict() for w in (*chat_warning(template, chat), *_warnings(first, sweeps))],
+        model=model.summary,
+        pairs=len(sweeps),
+        prompt=_prompt(model, pairs[0].clean, ids.clean),
+        corrupted=_prompt(model, pairs[0].corrupted, ids.corrupted),
+        answers=[model.token(token) for token in ids.answers],
+        wrong_answers=[model.token(token) for token in ids.wrong_answers],
+        metric=first.metric,
+        grid=first.grid,
+        direction=first.direction,
+        window=window,
+        position=first.position,
+        rows=list(first.rows),
+        columns=list(first.columns) if not several else _columns(model, encoded, first),
+        values=_table(values.mean(0)),
+        effects=_table(mean),
+        low=None if low is None else _table(low),
+        high=None if high is None else _table(high),
+        clean=float(clean.mean()),
+        corrupted_value=float(corrupted.mean()),
+        stability=_stability(effects, model.seed) if several else None,
+        top=_top(first, values.mean(0), mean, low, high),
+        run=sum(sweep.run for sweep in sweeps),
+        identical=sum(sweep.identical for sweep in sweeps),
+        checked=sum(sweep.checked for sweep in sweeps),
+        error=max(sweep.error for sweep in sweeps),
+        notes=list(dict.fromkeys(note for sweep in sweeps for note in sweep.notes)),
+    )
+
+
+_UNPATCHED = ("clean", "corrupted")
+
+
+def _effects(
+    values: Float[Tensor, "prompt row column"],
+    clean: Float[Tensor, " prompt"],
+    corrupted: Float[Tensor, " prompt"],
+    direction: Direction,
+) -> Float[Tensor, "prompt row column"]:
+    """How far each pair's cells move its unpatched run, in units of the mean difference of the two."""
+    span = clean.mean() - corrupted.mean()
+    base = corrupted if direction == "denoising" else clean
+    moved = values - base[:, None, None]
+    return moved / span if direction == "denoising" else -moved / span
+
+
+def _intervals(
+    effects: Float[Tensor, "prompt row column"], seed: int
+) -> tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]:
+    cells = [interval(cell, seed) for cell in effects.flatten(1).T.tolist()]
+    shape = effects.shape[1:]
+    return (torch.tensor([one.low for one in cells]).view(shape), torch.tensor([one.high for one in cells]).view(shape))
+
+
+def _stability(effects: Float[Tensor, "prompt row column"], seed: int) -> StabilityRow:
+    flat = effects.flatten(1).T
+    found = split_half(flat[flat.isfinite().all(-1)], seed)
+    return StabilityRow(found.half, found.whole, found.splits)
+
+
+def _warnings(first: Sweep, sweeps: Sequence[Sweep]) -> list[Warning]:
+    found = [Warning("window", text, float(len(first.rows))) for text in first.warnings]
+    weak = sum(sweep.clean <= sweep.corrupted for sweep in sweeps) if first.metric != "kl" else 0
+    if weak:
+        found.append(
+            Warning(
+                "not-clean",
+                f"the metric is no higher on the clean prompt than on the corrupted one in {weak} of {len(sweeps)} "
+                "pairs: there is little to recover.",
+                float(weak),
+            )
+        )
+    return found
+
+
+def _prompt(model: "Model", text: Text, ids: Sequence[int]) -> dict:
+    tokens = [model.token(token) for token in ids]
+    return {"text": text if isinstance(text, str) else None, "tokens": tokens, "ids": list(ids)}
+
+
+def _columns(model: "Model", encoded: Sequence[EncodedPair], first: Sweep) -> list[str]:
+    """Labels of positions: the token, if all pairs have the same there."""
+    if first.grid in WITHOUT_POSITIONS:
+        return list(first.columns)
+    labels = []
+    for at in range(len(first.columns)):
+        tokens = {ids[at] for pair in encoded for ids in (pair.clean, pair.corrupted)}
+        labels.append(f"{at} {model.token(tokens.pop())}" if len(tokens) == 1 else f"{at} …")
+    return labels
+
+
+def _table(values: Float[Tensor, "row column"]) -> Table:
+    return [[None if value != value else value for value in row] for row in values.tolist()]
+
+
+def _top(
+    sweep: Sweep,
+    values: Float[Tensor, "row column"],
+    effects: Float[Tensor, "row column"],
+    low: Float[Tensor, "row column"] | None,
+    high: Float[Tensor, "row column"] | None,
+) -> list[CellRow]:
+    order = effects.abs().nan_to_num(nan=-1.0).flatten().argsort(descending=True, stable=True)[:LISTED].tolist()
+    found = []
+    for i, j in (divmod(cell, len(sweep.columns)) for cell in order):
+        ends = [None if end is None else float(end[i, j]) for end in (low, high)]
+        found.append(CellRow(sweep.rows[i], sweep.columns[j], float(values[i, j]), float(effects[i, j]), *ends))
+    return found

@@ -1,0 +1,48 @@
+"""A patching sweep as a Parquet file: one row for each cell, the rest of the document in the schema's metadata.
+
+pyarrow is an extra (`pip install mainstem[parquet]`), because it is larger than all of Mainstem's own code.
+"""
+
+import importlib.util
+import json
+
+from mainstem.errors import UsageError
+from mainstem.patch_description import PatchReading
+from mainstem.report.text import finite
+
+CELLS = ("values", "effects", "low", "high")
+"""What stands in the rows, and so not in the metadata."""
+
+
+def require_pyarrow() -> None:
+    """Refuses to promise a file that cannot be written.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(
+            "Parquet files are written with pyarrow, which is not installed",
+            None,
+            "Install it with `pip install mainstem[parquet]`, or take --format json.",
+        )
+
+
+def as_parquet(reading: PatchReading) -> bytes:
+    """The file's bytes.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    require_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = reading.cells()
+    kinds = {"row": pa.string(), "column": pa.string(), **dict.fromkeys(("value", "effect", "low", "high"), pa.float64())}
+    table = pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
+    document = {name: value for name, value in reading.as_dict().items() if name not in CELLS}
+    table = table.replace_schema_metadata({"mainstem": json.dumps(finite(document), ensure_ascii=False)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
