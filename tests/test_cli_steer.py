@@ -156,7 +156,6 @@ def test_the_document(run):  # noqa: F811
     for side in ("plain", "edited"):
         assert len(document[side]["ids"]) == 4 and document[side]["cached"]
         assert document[side]["difference"] < 1e-4
-        assert "".join(document[side]["tokens"]) == document[side]["text"]
     assert [row["text"] for row in document["continuations"]] == ["xy", " s"]
     assert all(row["plain"] < 0 and row["plain"] != row["edited"] for row in document["continuations"])
 

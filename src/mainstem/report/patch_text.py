@@ -53,10 +53,8 @@ def measured(r: PatchReading) -> str:
 def cells_text(r: PatchReading) -> str:
     """How many cells were run, and how they were checked."""
     skipped = f", {count(r.identical)} where both runs are equal were not" if r.identical else ""
-    return (
-        f"{plural(r.run, 'cell')} run{skipped}; {count(r.checked)} again by a full forward each: "
-        f"largest difference of a logit {scientific(r.error)}"
-    )
+    checked = f"; {count(r.checked)} again by a full forward each: largest difference of a logit {scientific(r.error)}"
+    return f"{plural(r.run, 'cell')} run{skipped}{checked if r.checked else ''}"
 
 
 def stability_text(r: PatchReading) -> str:
