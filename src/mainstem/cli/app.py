@@ -409,6 +409,10 @@ def reproduce(
             from mainstem.experiments import paris
 
             return paris.run(model, quick, run.report)
+        if experiment == "indirect-object":
+            from mainstem.experiments import indirect_object
+
+            return indirect_object.run(model, quick, run.report)
         from mainstem.experiments import knowledge
 
         return knowledge.run(model, quick, prompts, run.report)

@@ -71,7 +71,7 @@ def _cell(effect: float, full: float, x: float, y: float, width: float, height: 
     css = "band-for" if effect > 0 else "band-against"
     inside = ""
     if number:
-        strong = " on" if share > 0.55 else ""
+        strong = " on" if share > 0.7 else ""
         inside = (
             f'<text class="cell{strong}" x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}" text-anchor="middle">'
             f"{esc(number)}</text>"

@@ -32,8 +32,8 @@ def ratio_text(row: Likelihood) -> str:
 def divergence(c: Compared) -> str:
     """Where the two texts part, in one sentence."""
     if c.plain.ids == c.edited.ids:
-        return "Both texts are the same."
-    return "They differ from the first token on." if c.same == 0 else f"They differ after {plural(c.same, 'token')}."
+        return "both texts are the same"
+    return "they differ from the first token on" if c.same == 0 else f"they differ after {plural(c.same, 'token')}"
 
 
 def choosing(c: Compared) -> str:
