@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 import mainstem
 import mainstem.session
-from mainstem import cli, description, explanation
+from mainstem import cli, description, explanation, generation, patch_description
 from mainstem.cli import options
 from mainstem.cli.app import app
 
@@ -120,6 +120,8 @@ COMMANDS = {
     "shapes": ["anatomy", "--shapes"],
     "lens": ["lens", PROMPT],
     "units": ["lens", PROMPT, "--unit", "L1N3", "--unit", "L1H2@1"],
+    "steer": ["steer", PROMPT, "--edit", "zero L0.mlp", "--tokens", "3", "--continuation", "xy"],
+    "patch": ["patch", "the main stem", "the rain stem", "--answer", "x", "--wrong", "y"],
 }
 
 
@@ -609,6 +611,8 @@ def fields(kind, seen=()):
         ("explain", explanation.Explanation),
         ("anatomy", description.AnatomyDescription),
         ("lens", description.LensReading),
+        ("steer", generation.Compared),
+        ("patch", patch_description.PatchReading),
     ],
 )
 def test_every_key_of_json_is_documented(verb, kind):

@@ -50,7 +50,7 @@ def test_effects_are_those_of_the_sweep(run, model, direction, metric):  # noqa:
     found = document(run(*PATCH, "--direction", direction, "--metric", metric, "-f", "json"))
     sweep = model.patch(CLEAN, CORRUPTED, "x", "y", direction=direction, metric=metric)
     effects = sweep.recovery if direction == "denoising" else 1 - sweep.recovery
-    assert torch.tensor(found["effects"]).allclose(effects.float(), atol=1e-6)
+    assert torch.tensor(found["effects"]).allclose(effects.float(), atol=1e-6) and 0.0 in found["effects"][0]
     assert found["values"] == sweep.values.tolist() and found["clean"] == sweep.clean
     assert found["columns"] == list(sweep.columns) and found["rows"] == ["L0", "L1", "final"]
     assert found["schema"] == "mainstem/patch/1" and found["pairs"] == 1 and found["stability"] is None
@@ -65,7 +65,7 @@ def test_every_grid_is_shown(run, grid, tmp_path):  # noqa: F811
     assert "percent recovered" in shown and f"{grid}:" in shown and "Largest cells" in shown
     assert run(*PATCH, "--grid", grid, *more, "-o", tmp_path / "page.html")[0] == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert '<svg class="heat"' in page and "<title>L" in page and "http" not in page.split("<style>")[0]
+    assert '<svg class="heat"' in page and "<title>L0" in page and page.count("</svg>") == 1
 
 
 def test_windows_are_warned_about(run):  # noqa: F811
@@ -134,7 +134,7 @@ def test_a_pair_with_nothing_to_recover_is_named(model):
 
 
 def test_unequal_lengths_show_both_tokenisations(model):
-    with pytest.raises(PairError, match="clean 'g', corrupted"):
+    with pytest.raises(PairError, match="clean nothing, corrupted 'g' 'g'"):
         read_patch(model, [PromptPair("a big cat", "a biggg cat", ("x",), ("y",))])
 
 
@@ -210,6 +210,6 @@ def test_the_map_is_whole_at_every_width(model, width):
     assert max(map(len, shown.splitlines())) <= width
     panels = shown.split("Heat map")[1].split("Largest cells")[0]
     for place in range(len(reading.columns)):
-        assert f" {place} " in f"{panels} "
+        assert str(place) in panels.split()
     assert panels.count("L1H3 ") == panels.count("L0H0 ") >= 1
     assert as_html(reading).count("<rect") > 2 * len(reading.rows) * len(reading.columns)

@@ -6,7 +6,7 @@ that difference held fixed. Cells of different pairs are the same cell by place:
 must have the same number of tokens, and the word at a position may differ.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mainstem.analysis import warnings as warn
 from mainstem.analysis.statistics import interval, split_half
-from mainstem.analysis.warnings import Warning, chat_warning
 from mainstem.causal.patching import Direction, Sweep
 from mainstem.causal.patching_grids import GRIDS
 from mainstem.causal.replay import DEFAULT_MEMORY
@@ -53,7 +53,13 @@ def read_patch(
     Args:
         model: the model.
         pairs: one or several.
-        metric, grid, direction, window, units, position, memory: as `Model.patch`.
+        metric: as `Model.patch`.
+        grid: as there.
+        direction: as there.
+        window: as there.
+        units: as there.
+        position: as there.
+        memory: as there.
         chat: whether to wrap prompts in the model's chat template.
         state: a file to go on from; with several pairs one for each, with the pair's number at its end.
         progress: called with the number of cells done and of all cells, over all pairs.
@@ -93,9 +99,7 @@ def read_patch(
     return _reading(model, pairs, encoded, sweeps, window, chat)
 
 
-def _shared(
-    progress: Callable[[int, int], None] | None, pair: int, pairs: int
-) -> Callable[[int, int], None] | None:
+def _shared(progress: Callable[[int, int], None] | None, pair: int, pairs: int) -> Callable[[int, int], None] | None:
     """The progress over all pairs, if each has as many cells."""
     return None if progress is None else lambda done, of: progress(pair * of + done, pairs * of)
 
@@ -126,7 +130,7 @@ def _reading(
 ) -> PatchReading:
     first, ids = sweeps[0], encoded[0]
     values = torch.stack([sweep.values for sweep in sweeps])
-    clean, corrupted = (torch.tensor([getattr(sweep, name) for sweep in sweeps]).double() for name in _UNPATCHED)
+    clean, corrupted = (_numbers(getattr(sweep, name) for sweep in sweeps) for name in ("clean", "corrupted"))
     effects = _effects(values, clean, corrupted, first.direction)
     several = len(sweeps) > 1
     low, high = _intervals(effects, model.seed) if several else (None, None)
@@ -134,7 +138,7 @@ def _reading(
     template = bool(getattr(model.tokenizer, "chat_template", None))
     return PatchReading(
         provenance=model.provenance(),
-        warnings=[w.as_dict() for w in (*chat_warning(template, chat), *_warnings(first, sweeps))],
+        warnings=[w.as_dict() for w in (*warn.chat_warning(template, chat), *_warnings(sweeps, window))],
         model=model.summary,
         pairs=len(sweeps),
         prompt=_prompt(model, pairs[0].clean, ids.clean),
@@ -164,7 +168,8 @@ def _reading(
     )
 
 
-_UNPATCHED = ("clean", "corrupted")
+def _numbers(values: Iterable[float]) -> Float[Tensor, " row"]:
+    return torch.tensor(list(values), dtype=torch.float64)
 
 
 def _effects(
@@ -185,7 +190,7 @@ def _intervals(
 ) -> tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]:
     cells = [interval(cell, seed) for cell in effects.flatten(1).T.tolist()]
     shape = effects.shape[1:]
-    return (torch.tensor([one.low for one in cells]).view(shape), torch.tensor([one.high for one in cells]).view(shape))
+    return _numbers(one.low for one in cells).view(shape), _numbers(one.high for one in cells).view(shape)
 
 
 def _stability(effects: Float[Tensor, "prompt row column"], seed: int) -> StabilityRow:
@@ -194,18 +199,10 @@ def _stability(effects: Float[Tensor, "prompt row column"], seed: int) -> Stabil
     return StabilityRow(found.half, found.whole, found.splits)
 
 
-def _warnings(first: Sweep, sweeps: Sequence[Sweep]) -> list[Warning]:
-    found = [Warning("window", text, float(len(first.rows))) for text in first.warnings]
-    weak = sum(sweep.clean <= sweep.corrupted for sweep in sweeps) if first.metric != "kl" else 0
-    if weak:
-        found.append(
-            Warning(
-                "not-clean",
-                f"the metric is no higher on the clean prompt than on the corrupted one in {weak} of {len(sweeps)} "
-                "pairs: there is little to recover.",
-                float(weak),
-            )
-        )
+def _warnings(sweeps: Sequence[Sweep], window: int) -> list[warn.Warning]:
+    found = [one for text in sweeps[0].warnings for one in warn.window_warning(text, window)]
+    if sweeps[0].metric != "kl":
+        found += warn.not_clean_warning(sum(sweep.clean <= sweep.corrupted for sweep in sweeps), len(sweeps))
     return found
 
 

@@ -139,6 +139,25 @@ def unchanged_warning() -> list[Warning]:
     ]
 
 
+def window_warning(text: str, layers: int) -> list[Warning]:
+    """Windows of layers overlap."""
+    return [Warning("window", text, float(layers))]
+
+
+def not_clean_warning(weak: int, pairs: int) -> list[Warning]:
+    """Pairs whose clean prompt has no more of the answer than the corrupted one."""
+    if not weak:
+        return []
+    return [
+        Warning(
+            "not-clean",
+            f"the metric is no higher on the clean prompt than on the corrupted one in {weak} of {pairs} pairs: "
+            "effects are in units of a difference that is not the one meant.",
+            float(weak),
+        )
+    ]
+
+
 def chat_warning(has_template: bool, used: bool) -> list[Warning]:
     """An instruction-tuned model given a raw prompt."""
     if not has_template or used:

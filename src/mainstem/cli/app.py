@@ -322,9 +322,7 @@ def patch(
     answer: Annotated[
         list[str] | None, typer.Option(metavar="TOKEN", help="The right answer: text, or id:7042; may be repeated.")
     ] = None,
-    wrong: Annotated[
-        list[str] | None, typer.Option(metavar="TOKEN", help="A wrong answer; may be repeated.")
-    ] = None,
+    wrong: Annotated[list[str] | None, typer.Option(metavar="TOKEN", help="A wrong answer; may be repeated.")] = None,
     pairs: Annotated[
         Path | None,
         typer.Option(

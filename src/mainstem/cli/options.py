@@ -74,7 +74,9 @@ class Common:
     ] = None
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write to a file; its ending .json, .html or .parquet sets the format."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Write to a file; its ending .json, .html or .parquet sets the format."
+        ),
     ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress messages.")] = False
     version: Version = False

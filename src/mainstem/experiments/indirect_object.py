@@ -84,9 +84,7 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     count = 3 if quick else 8
     pairs, tried = _solved(model, 2 * count)
     if len(pairs) < 4:
-        raise UsageError(
-            f"The model solves {len(pairs)} of {tried} pairs, too few to find heads on", model.loaded.name
-        )
+        raise UsageError(f"The model solves {len(pairs)} of {tried} pairs, too few to find heads on", model.loaded.name)
     half = (len(pairs) + 1) // 2
     report("where the name is: the residual stream ...")
     stream = read_patch(model, [PUBLISHED], grid="resid")
@@ -230,7 +228,8 @@ def _assemble(
 def moved(stream: PatchReading) -> Claim:
     """Whether what decides goes from where the prompts differ to the last position, through no other."""
     end = stream.position
-    start = next(i for i, (a, b) in enumerate(zip(stream.prompt["ids"], stream.corrupted["ids"], strict=True)) if a != b)
+    clean, corrupted = stream.prompt["ids"], stream.corrupted["ids"]
+    start = next(i for i, (a, b) in enumerate(zip(clean, corrupted, strict=True)) if a != b)
     effects = torch.tensor(stream.effects, dtype=torch.float64)
     at = int((effects[:, end] > effects[:, start]).double().argmax())
     rest = effects.clone()
@@ -241,8 +240,9 @@ def moved(stream: PatchReading) -> Claim:
         "The name is read where it is repeated, and moved from there to the last position.",
         SOURCE,
         "in GPT-2 small by heads of layers 7 to 9 of 12",
-        f"up to {stream.rows[max(at - 1, 0)]} most is at {tokens[start]!r} ({effects[max(at - 1, 0), start]:.2f} of the "
-        f"difference), from {stream.rows[at]} on at {tokens[end]!r} ({effects[at, end]:.2f})",
+        f"up to {stream.rows[max(at - 1, 0)]} most is at the second {tokens[start]!r} "
+        f"({effects[max(at - 1, 0), start]:.2f} of the difference), from {stream.rows[at]} on at the last token, "
+        f"{tokens[end]!r} ({effects[at, end]:.2f})",
         f"other positions: at most {elsewhere:.2f} at any layer",
         finding(elsewhere < HALF and 0 < at < len(effects) - 1),
         {"from": start, "to": end, "layer": stream.rows[at], "elsewhere": elsewhere},
@@ -333,7 +333,7 @@ def _heads(found: Sequence[Head]) -> ExperimentTable:
     ends = [*found[:LISTED], *found[-3:]]
     return ExperimentTable(
         "Heads",
-        f"the {LISTED} largest effects and the 3 lowest, each head alone at all positions; means and intervals over pairs",
+        f"the {LISTED} largest effects and the 3 lowest, each head alone, at all positions; intervals over pairs",
         ["head", "effect"],
         [[name, effect] for name, effect in dict(ends).items()],
     )

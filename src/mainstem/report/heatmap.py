@@ -27,7 +27,8 @@ def heatmap(
     """A figure.
 
     Args:
-        rows, columns: names of the axes.
+        rows: their names.
+        columns: their names.
         effects: a number for each cell; None where there is nothing.
         full: the size whose colour is the strongest.
         text: a cell's number as it is written into it.

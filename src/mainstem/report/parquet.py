@@ -39,7 +39,8 @@ def as_parquet(reading: PatchReading) -> bytes:
     import pyarrow.parquet as pq
 
     rows = reading.cells()
-    kinds = {"row": pa.string(), "column": pa.string(), **dict.fromkeys(("value", "effect", "low", "high"), pa.float64())}
+    numbers = dict.fromkeys(("value", "effect", "low", "high"), pa.float64())
+    kinds = {"row": pa.string(), "column": pa.string(), **numbers}
     table = pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
     document = {name: value for name, value in reading.as_dict().items() if name not in CELLS}
     table = table.replace_schema_metadata({"mainstem": json.dumps(finite(document), ensure_ascii=False)})
