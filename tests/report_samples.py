@@ -31,6 +31,8 @@ from mainstem.explanation import (
     Token,
     ValueRow,
 )
+from mainstem.generation import Compared, Generated, Likelihood
+from mainstem.patch_description import CellRow, PatchReading, StabilityRow
 from mainstem.unit_description import Null, Sigmoid, TokenLogit, UnitReading
 
 NASTY = [
@@ -167,6 +169,72 @@ def lens_reading(tokens: int = 2, units: bool = False) -> LensReading:
         certificate=LensCertificate(1e-7, 1e-5, True, 5, 2e-5),
         states=states,
         units=[unit_reading("L1N7", tokens), unit_reading("L1H0@3", 0, beyond=True)] if units else [],
+    )
+
+
+def compared(edits: int = 2) -> Compared:
+    """Two texts of tokens that a page or a terminal could take for something else."""
+
+    def written(tokens: list[str], cached: bool) -> Generated:
+        count = len(tokens)
+        return Generated(tokens, list(range(count)), [-0.5] * count, "".join(tokens), not cached, cached, 1e-6)
+
+    return Compared(
+        provenance=provenance(),
+        warnings=WARNINGS,
+        model=model(),
+        prompt={"text": None, "tokens": NASTY, "ids": list(range(len(NASTY)))},
+        edits=["add L1.mlp '<b>\u202e' - '[red]x[/]' 4", "zero L0H1 @-1"][:edits],
+        count=13,
+        temperature=0.0 if edits else 0.7,
+        plain=written(NASTY, True),
+        edited=written([*NASTY[:3], *NASTY[::-1]], False),
+        same=3,
+        continuations=[Likelihood("<i>", ["<i>"], -3.0, -1.0), Likelihood("\n", ["\n"], -800.0, -1.0)],
+        notes=["a note with <tags>"],
+    )
+
+
+def patched(pairs: int = 1, heads: bool = False) -> PatchReading:
+    """A sweep of the residual stream over nasty tokens, or one of many heads with a gap in it."""
+    rows = [f"L{i}" for i in range(3)] if not heads else [f"L{i}" for i in range(80)]
+    columns = [f"H{i}" for i in range(20)] if heads else [f"{i} {token}" for i, token in enumerate(NASTY)]
+    effects: list[list[float | None]] = [
+        [(-1) ** j * (i + j) / 40 for j in range(len(columns))] for i in range(len(rows))
+    ]
+    effects[1][1] = None
+    low, high = ([[e and e + shift for e in row] for row in effects] for shift in (-0.1, 0.1))
+    several = pairs > 1
+    ends = (0.3, 0.5) if several else (None, None)
+    return PatchReading(
+        provenance=provenance(),
+        warnings=WARNINGS,
+        model=model(),
+        pairs=pairs,
+        prompt={"text": None, "tokens": NASTY, "ids": list(range(len(NASTY)))},
+        corrupted={"text": None, "tokens": [*NASTY[:-1], " was"], "ids": [*range(len(NASTY) - 1), 99]},
+        answers=[" <Paris>"],
+        wrong_answers=[" [bold]"],
+        metric="logit-difference",
+        grid="heads" if heads else "resid",
+        direction="noising" if several else "denoising",
+        window=1,
+        position=len(NASTY) - 1,
+        rows=rows,
+        columns=columns,
+        values=effects,
+        effects=effects,
+        low=low if several else None,
+        high=high if several else None,
+        clean=3.0,
+        corrupted_value=-2.0,
+        stability=StabilityRow(0.8, 0.89, 100) if several else None,
+        top=[CellRow(rows[2], columns[4], 1.5, 0.4, *ends), CellRow(rows[1], columns[3], -1.5, -0.3, *ends)],
+        run=30,
+        identical=8,
+        checked=2,
+        error=1e-6,
+        notes=["a note with <tags>"],
     )
 
 

@@ -34,6 +34,11 @@ RESULTS = {
     "lens with units": samples.lens_reading(2, units=True),
     "anatomy": samples.anatomy(),
     "anatomy without shapes": samples.anatomy(shapes=False),
+    "steer": samples.compared(),
+    "steer without edits": samples.compared(edits=0),
+    "patch": samples.patched(),
+    "patch of pairs": samples.patched(pairs=3),
+    "patch of heads": samples.patched(heads=True),
 }
 ALL = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
 WIDTHS = (60, 80, 100, 118, 140, 200)
