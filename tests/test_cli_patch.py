@@ -186,7 +186,7 @@ def test_parquet_is_for_tables_in_files(run, tmp_path):  # noqa: F811
         ([CLEAN, CORRUPTED], ["no answer"]),
         ([CLEAN, CLEAN, "--answer", "x"], ["same tokens"]),
         ([CLEAN, "a bigger cat", "--answer", "x"], ["9 tokens", "12"]),
-        ([CLEAN, CORRUPTED, "--answer", "xyz"], ["one token"]),
+        ([CLEAN, CORRUPTED, "--answer", "xyz"], ["3 tokens"]),
         ([CLEAN, CORRUPTED, "--answer", "x", "--wrong", "x"], ["right and wrong"]),
         (["--pairs", "none.jsonl"], ["none.jsonl"]),
     ],

@@ -382,9 +382,19 @@ def patch(
         from mainstem.patch_reading import read_patch
 
         return read_patch(
-            model, chosen, metric, grid, direction, window=window, units=unit or (), position=position,
-            chat=run.common.chat, memory=budget, state=state, progress=run.progress("Patching"),
-        )  # fmt: skip
+            model,
+            chosen,
+            metric,
+            grid,
+            direction,  # type: ignore[arg-type]
+            window=window,
+            units=unit or (),
+            position=position,
+            chat=run.common.chat,
+            memory=budget,
+            state=state,
+            progress=run.progress("Patching"),
+        )
 
 
 @command

@@ -164,7 +164,7 @@ def _ablate(
 
 
 def _drawn(heads: Sequence[str], count: int, generator: torch.Generator) -> list[str]:
-    return [heads[i] for i in torch.randperm(len(heads), generator=generator)[:count].tolist()]
+    return [heads[int(i)] for i in torch.randperm(len(heads), generator=generator)[:count]]
 
 
 def _alike(heads: Sequence[str], others: Sequence[str], generator: torch.Generator) -> list[str]:
