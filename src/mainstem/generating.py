@@ -110,6 +110,11 @@ def compare(
         edited=changed,
         same=min(len(plain.ids), len(changed.ids)) if same is None else same,
         continuations=likelihoods,
+        notes=[
+            f"Written {which} the edits without a cache: {made.note}."
+            for which, made in (("without", plain), ("with", changed))
+            if made.note
+        ],
     )
 
 

@@ -9,7 +9,9 @@ from mainstem.report.text import plural, scientific
 def how_written(made: Generated) -> str:
     """Whether a cache was used, and what the check without one found."""
     way = "with a cache" if made.cached else "without a cache"
-    return f"{way}; checked without: {scientific(made.difference)} nats"
+    if made.difference is None:
+        return f"{way}; not checked, for the model attends both ways"
+    return f"{way}; one pass without: {scientific(made.difference)} nats apart"
 
 
 def ending(made: Generated) -> str:
