@@ -121,7 +121,7 @@ COMMANDS = {
     "lens": ["lens", PROMPT],
     "units": ["lens", PROMPT, "--unit", "L1N3", "--unit", "L1H2@1"],
     "steer": ["steer", PROMPT, "--edit", "zero L0.mlp", "--tokens", "3", "--continuation", "xy"],
-    "patch": ["patch", "the main stem", "the rain stem", "--answer", "x", "--wrong", "y"],
+    "patch": ["patch", "a big cat", "a bad cat", "--answer", "x", "--wrong", "y"],
 }
 
 

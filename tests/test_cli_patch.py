@@ -113,11 +113,11 @@ def test_means_and_intervals_over_pairs(run, model, tmp_path):  # noqa: F811
     assert "means over 3 pairs" in shown and "95 % interval" in shown and "Spearman-Brown" in shown
 
 
-def test_positions_of_pairs_must_align(run, tmp_path):  # noqa: F811
+def test_positions_of_pairs_must_be_the_same(run, tmp_path):  # noqa: F811
     found = document(run("patch", "--pairs", file_of(tmp_path, PAIRS[:2]), "-f", "json"))
     assert found["columns"][0] == "0 a" and found["columns"][2].endswith("…")
     path = file_of(tmp_path, PAIRS)
-    message = refused(run("patch", "--pairs", path), 2, "do not align", "grid heads or neurons", "2 of the 3")
+    message = refused(run("patch", "--pairs", path), 2, "not the same", "grid heads or neurons", "2 of the 3")
     assert "line 1" in message and "line 3" in message
 
 

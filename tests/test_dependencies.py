@@ -32,9 +32,12 @@ def normal(name: str) -> str:
 
 
 def asked_for() -> dict[str, str]:
-    """The range of versions of each dependency."""
+    """The range of versions of each dependency, those of extras for users included."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    split = [re.fullmatch(r"([\w.-]+)(\[.*\])?(.*)", requirement) for requirement in project["dependencies"]]
+    extras = [own for extra, named in project["optional-dependencies"].items() if extra != "dev" for own in named]
+    split = [
+        re.fullmatch(r"([\w.-]+)(\[.*\])?(.*)", requirement) for requirement in [*project["dependencies"], *extras]
+    ]
     return {normal(found[1]): found[3] for found in split if found}
 
 
@@ -42,6 +45,12 @@ def test_every_import_is_a_dependency_and_every_dependency_is_used():
     used = {name for path in SOURCE.rglob("*.py") for name in imported(path.read_text(encoding="utf-8"))}
     assert {normal(name) for name in used} | FOR_TRANSFORMERS == asked_for().keys()
     assert not FOR_TRANSFORMERS & used
+
+
+def test_what_an_extra_brings_is_in_the_tests_too():
+    """Otherwise what it is for would be tested nowhere."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert {own for extra, named in extras.items() if extra != "dev" for own in named} <= set(extras["dev"])
 
 
 def test_ranges_are_open_upwards():

@@ -65,7 +65,7 @@ def read_patch(
         progress: called with the number of cells done and of all cells, over all pairs.
 
     Raises:
-        PairError: if a pair does not fit, or the positions of several do not align.
+        PairError: if a pair does not fit, or the positions of several are not the same.
         MetricError, ChoiceError, UsageError, CertificateError: as `Model.patch`.
     """
     encoder = replace(model.encoder, encode=lambda text: model.encode(text, chat))
@@ -112,7 +112,7 @@ def _require_one_length(pairs: Sequence[PromptPair], encoded: Sequence[EncodedPa
     commonest = max(set(lengths), key=lengths.count)
     first, second = pairs[0].where or "the first pair", pairs[other].where or f"pair {other + 1}"
     raise PairError(
-        f"The grid {grid} has positions, and those of the pairs do not align: {first} has {lengths[0]} tokens, "
+        f"The grid {grid} has positions, and those of the pairs are not the same: {first} has {lengths[0]} tokens, "
         f"{second} has {lengths[other]}",
         None,
         f"Take the grid {' or '.join(WITHOUT_POSITIONS)}, or pairs of one length: {lengths.count(commonest)} of the "
