@@ -197,7 +197,7 @@ def _assemble(
     return Experiment(
         name="indirect-object",
         title="Indirect objects: which heads move the name",
-        question=f"{PUBLISHED.clean!r} is continued by{PUBLISHED.answers[0]}: logit difference {stream.clean:.2f}, "
+        question=f"{PUBLISHED.clean!r} is continued by {PUBLISHED.answers[0]!r}: logit difference {stream.clean:.2f}, "
         f"{stream.corrupted_value:.2f} with the other giver",
         provenance=model.provenance(),
         model=model.summary,
@@ -215,8 +215,8 @@ def _assemble(
         ],
         warnings=[warning for warning in heads.warnings if warning["code"] != "chat"],
         notes=[
-            f"Heads were found on {heads.pairs} pairs and taken out on {tested} others; of {tried} pairs drawn, those "
-            "that the model does not solve both ways were left out.",
+            f"Heads were found on {heads.pairs} pairs and taken out on {tested} others: the first of {tried} drawn that "
+            "the model solves both ways.",
             f"Effects of heads over halves of the pairs correlate with {heads.stability.half:.2f}."
             if heads.stability
             else "Heads were found on one pair, without intervals.",
