@@ -211,11 +211,14 @@ def _assemble(
         tables=[_course(stream), _heads(found), _ablations(ablated, len(strong), model.seed)],
         figures=[
             Figure("Effects of single heads", *_bars([*strong[:LISTED], *reversed(against)])),
-            Figure("Part of the logit difference that is lost", *_losses(ablated, model.seed)),
+            Figure(
+                "Part of the logit difference that is lost; of controls the least and the most over draws",
+                *_losses(ablated, model.seed),
+            ),
         ],
         warnings=[warning for warning in heads.warnings if warning["code"] != "chat"],
         notes=[
-            f"Heads were found on {heads.pairs} pairs and taken out on {tested} others: the first of {tried} drawn that "
+            f"Heads were found on {heads.pairs} pairs and taken out on {tested} others: of {tried} drawn the first that "
             "the model solves both ways.",
             f"Effects of heads over halves of the pairs correlate with {heads.stability.half:.2f}."
             if heads.stability

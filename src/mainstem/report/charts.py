@@ -31,7 +31,7 @@ def interval_bars(rows: Sequence[tuple[str, float, float, float]], label: str) -
             f'<text x="{NAMES - 12}" y="{middle + 4:.1f}" text-anchor="end">{esc(name)}</text>',
             f'<rect class="bar-for" x="{left:.1f}" y="{y:.1f}" width="{right - left:.1f}" height="{ROW - 8:.1f}"/>',
             f'<line class="whisker" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>',
-            f'<text class="small" x="{x(max(mean, high)) + 10:.1f}" y="{middle + 4:.1f}">{esc(compact(mean))} '
+            f'<text class="small" x="{x(max(0.0, mean, high)) + 10:.1f}" y="{middle + 4:.1f}">{esc(compact(mean))} '
             f"[{esc(compact(low))}, {esc(compact(high))}]</text>",
         ]
     return (
