@@ -8,7 +8,8 @@ import torch
 import mainstem
 from mainstem.analysis.statistics import Interval
 from mainstem.errors import UsageError
-from mainstem.experiments import indirect_object as case
+from mainstem.experiments import indirect_object
+from mainstem.experiments import indirect_object_claims as case
 from mainstem.report import as_html, as_json, as_text
 from tests import report_samples as samples
 from tests import zoo
@@ -74,6 +75,16 @@ def test_random_heads_that_do_as_much_are_a_null_that_fails(draws, expected):
     assert case.nulls(case.Ablated([0.05], 0.8, {"random": [0.1, 0.2]})).finding == "not reproduced"
 
 
+def test_estimates_that_name_other_heads_are_no_match():
+    found = [head("L1H1", 0.6), head("L1H2", 0.2), *(head(f"L0H{i}", 0.001 * i) for i in range(18))]
+    right = {name: effect.mean / 2 for name, effect in found}
+    assert case.estimated(found[:2], found, right, 0).finding == "reproduced"
+    wrong = {name: -effect.mean for name, effect in found}
+    made = case.estimated(found[:2], found, wrong, 0)
+    assert made.finding == "not reproduced" and made.values["correlation"] == -1
+    assert case.estimated(found[:2], found, right | {"L1H2": 0.0}, 0).finding == "not reproduced"
+
+
 def test_heads_are_ranked_by_their_means():
     reading = samples.patched(pairs=3, heads=True)
     ranked = case.heads_by_effect(reading)
@@ -84,18 +95,18 @@ def test_heads_are_ranked_by_their_means():
 
 def test_controls_of_the_same_layers_are_others_and_different():
     others = [f"L{layer}H{i}" for layer in range(3) for i in range(4) if (layer, i) not in ((0, 0), (0, 1))]
-    drawn = case._alike(["L0H0", "L0H1"], others, torch.Generator().manual_seed(0))
+    drawn = indirect_object._alike(["L0H0", "L0H1"], others, torch.Generator().manual_seed(0))
     assert sorted(drawn) == ["L0H2", "L0H3"]
 
 
 def test_a_model_without_a_tokenizer_is_refused():
     with pytest.raises(UsageError, match="tokenizer"):
-        case.run(mainstem.open(zoo.build("llama")))
+        indirect_object.run(mainstem.open(zoo.build("llama")))
 
 
 @pytest.mark.slow
 def test_the_case_on_the_default_model(demo_model):
-    made = case.run(demo_model, quick=True)
+    made = indirect_object.run(demo_model, quick=True)
     assert made.claims[0].finding == "reproduced"
     for shown in (as_text(made), as_html(made), as_json(made)):
         assert "L23H3" in shown

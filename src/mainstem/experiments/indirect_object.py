@@ -11,21 +11,22 @@ Effects are of denoising: 0 leaves the corrupted run as it is, 1 makes it the cl
 solve both ways are left out.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.statistics import Interval, interval
+from mainstem.attributing import PatchPair
 from mainstem.causal.edits import Edit
+from mainstem.causal.metrics import Metric
 from mainstem.errors import UsageError
-from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure, finding
+from mainstem.experiments.indirect_object_claims import STRONG, Ablated, assemble, heads_by_effect, mean
+from mainstem.experiments.outcome import Experiment
 from mainstem.lab.pairs import PromptPair, encode_pair
 from mainstem.lab.tasks import indirect_object
-from mainstem.patch_description import PatchReading
 from mainstem.patch_reading import read_patch
 
 if TYPE_CHECKING:
@@ -38,33 +39,7 @@ PUBLISHED = PromptPair(
     (" John",),
     "the published prompt",
 )
-SOURCE = "Wang et al., Interpretability in the Wild, 2022"
-STRONG = 0.1
-"""The effect from which a head counts as found."""
-
-HALF = 0.5
-CIRCUIT = 26 / 144
-"""The part of all heads that the published circuit is."""
-
 DRAWS = 10
-LISTED = 10
-
-Head = tuple[str, Interval]
-
-
-@dataclass(frozen=True)
-class Ablated:
-    """What taking heads out does: the part of the mean logit difference that is lost, for each prompt.
-
-    Attributes:
-        found: without the heads that were found.
-        published: the same on the published prompt alone.
-        controls: by name, for each draw the mean part that is lost.
-    """
-
-    found: list[float]
-    published: float
-    controls: dict[str, list[float]]
 
 
 def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lambda text: None) -> Experiment:
@@ -92,23 +67,11 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     heads = read_patch(model, pairs[:half], grid="heads")
     found = heads_by_effect(heads)
     strong = [name for name, effect in found if effect.mean >= STRONG]
+    report("what attribution patching says of them ...")
+    estimates = _estimates(model, pairs[:half])
     report("taking them out ...")
     ablated = _ablate(model, strong, [name for name, _ in found], pairs[half:], pairs[:half])
-    return _assemble(model, stream, heads, found, ablated, len(pairs) - half, tried)
-
-
-def heads_by_effect(reading: PatchReading) -> list[Head]:
-    """All heads of a sweep of heads, the largest effects first."""
-    low, high = reading.low or reading.effects, reading.high or reading.effects
-    found = []
-    for i, row in enumerate(reading.rows):
-        for j, column in enumerate(reading.columns):
-            if (effect := reading.effects[i][j]) is not None:
-                found.append((f"{row}{column}", Interval(effect, low[i][j] or 0.0, high[i][j] or 0.0)))
-    return sorted(found, key=lambda head: -head[1].mean)
-
-
-# --- what is run ------------------------------------------------------------------------------------------
+    return assemble(model, stream, heads, found, ablated, estimates, len(pairs) - half, tried)
 
 
 def _solved(model: "Model", count: int) -> tuple[list[PromptPair], int]:
@@ -159,7 +122,7 @@ def _ablate(
             ("random", _drawn(others, len(heads), generator)),
             ("same layers", _alike(heads, others, generator)),
         ):
-            controls[name].append(_mean(lost(drawn)[1:]))
+            controls[name].append(mean(lost(drawn)[1:]))
     return Ablated(own[1:], own[0], controls)
 
 
@@ -176,196 +139,16 @@ def _alike(heads: Sequence[str], others: Sequence[str], generator: torch.Generat
     return drawn
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(len(values), 1)
-
-
-# --- what is claimed --------------------------------------------------------------------------------------
-
-
-def _assemble(
-    model: "Model",
-    stream: PatchReading,
-    heads: PatchReading,
-    found: Sequence[Head],
-    ablated: Ablated,
-    tested: int,
-    tried: int,
-) -> Experiment:
-    strong = [head for head in found if head[1].mean >= STRONG]
-    against = [head for head in reversed(found) if head[1].mean <= -STRONG]
-    return Experiment(
-        name="indirect-object",
-        title="Indirect objects: which heads move the name",
-        question=f"{PUBLISHED.clean!r} is continued by {PUBLISHED.answers[0]!r}: logit difference {stream.clean:.2f}, "
-        f"{stream.corrupted_value:.2f} with the other giver",
-        provenance=model.provenance(),
-        model=model.summary,
-        claims=[
-            moved(stream),
-            few(strong, found),
-            opposed(against),
-            taken_out(strong, ablated, model.seed),
-            nulls(ablated),
-        ],
-        tables=[_course(stream), _heads(found), _ablations(ablated, len(strong), model.seed)],
-        figures=[
-            Figure("Effects of single heads", *_bars([*strong[:LISTED], *reversed(against)])),
-            Figure(
-                "Part of the logit difference that is lost; of controls the least and the most over draws",
-                *_losses(ablated, model.seed),
-            ),
-        ],
-        warnings=[warning for warning in heads.warnings if warning["code"] != "chat"],
-        notes=[
-            f"Heads were found on {heads.pairs} pairs and taken out on {tested} others: of {tried} drawn the first that "
-            "the model solves both ways.",
-            f"Effects of heads over halves of the pairs correlate with {heads.stability.half:.2f}."
-            if heads.stability
-            else "Heads were found on one pair, without intervals.",
-            *heads.notes,
-        ],
-    )
-
-
-def moved(stream: PatchReading) -> Claim:
-    """Whether what decides goes from where the prompts differ to the last position, through no other."""
-    end = stream.position
-    clean, corrupted = stream.prompt["ids"], stream.corrupted["ids"]
-    start = next(i for i, (a, b) in enumerate(zip(clean, corrupted, strict=True)) if a != b)
-    effects = torch.tensor(stream.effects, dtype=torch.float64)
-    at = int((effects[:, end] > effects[:, start]).double().argmax())
-    rest = effects.clone()
-    rest[:, [start, end]] = 0
-    elsewhere = float(rest.abs().max())
-    tokens = stream.prompt["tokens"]
-    return Claim(
-        "The name is read where it is repeated, and moved from there to the last position.",
-        SOURCE,
-        "in GPT-2 small by heads of layers 7 to 9 of 12",
-        f"up to {stream.rows[max(at - 1, 0)]} most is at the second {tokens[start]!r} "
-        f"({effects[max(at - 1, 0), start]:.2f} of the difference), from {stream.rows[at]} on at the last token, "
-        f"{tokens[end]!r} ({effects[at, end]:.2f})",
-        f"other positions: at most {elsewhere:.2f} at any layer",
-        finding(elsewhere < HALF and 0 < at < len(effects) - 1),
-        {"from": start, "to": end, "layer": stream.rows[at], "elsewhere": elsewhere},
-    )
-
-
-def few(strong: Sequence[Head], found: Sequence[Head]) -> Claim:
-    """Whether the heads that matter are as few as in the published circuit."""
-    rest = sorted(abs(effect.mean) for _, effect in found if effect.mean < STRONG)
-    named = ", ".join(f"{name} {effect.mean:+.2f} [{effect.low:.2f}, {effect.high:.2f}]" for name, effect in strong)
-    return Claim(
-        "A few heads do it.",
-        SOURCE,
-        "26 of 144 heads (18 %) in GPT-2 small",
-        f"{len(strong)} of {len(found)} heads bring {STRONG:.0%} or more of the difference back, each alone: "
-        f"{named or 'none'}",
-        f"the median of the other heads: {rest[len(rest) // 2] if rest else 0.0:.3f}",
-        finding(0 < len(strong) <= CIRCUIT * len(found)),
-        {"heads": [name for name, _ in strong]},
-    )
-
-
-def opposed(against: Sequence[Head]) -> Claim:
-    """Whether there are heads that write against the answer, beyond chance over pairs."""
-    sure = [name for name, effect in against if effect.high < 0]
-    named = ", ".join(f"{name} {effect.mean:+.2f} [{effect.low:.2f}, {effect.high:.2f}]" for name, effect in against)
-    return Claim(
-        "Some heads write against the answer.",
-        SOURCE,
-        "2 negative name movers in GPT-2 small",
-        named or f"no head takes {STRONG:.0%} or more away",
-        "an interval over pairs that holds 0",
-        finding(bool(sure), bool(against)),
-        {"heads": [name for name, _ in against]},
-    )
-
-
-def taken_out(strong: Sequence[Head], ablated: Ablated, seed: int) -> Claim:
-    """Whether the heads together hold more than half of the logit difference."""
-    lost = interval(ablated.found, seed)
-    return Claim(
-        "Without those heads, more than half of the logit difference is gone.",
-        "expected of heads that move the name",
-        "more than half",
-        f"{lost.mean:.0%} [{lost.low:.0%}, {lost.high:.0%}] is lost on {len(ablated.found)} other prompts, "
-        f"{ablated.published:.0%} on the published one, without {len(strong)} heads together",
-        "0 % without any",
-        finding(lost.low > HALF and ablated.published > HALF, lost.mean > HALF or ablated.published > HALF),
-        {"lost": lost.mean, "published": ablated.published},
-    )
-
-
-def nulls(ablated: Ablated) -> Claim:
-    """Whether as many random heads lose less than half, in every draw."""
-    own = _mean(ablated.found)
-    draws = ablated.controls["random"]
-    text = {
-        name: f"{_mean(values):.0%} ({min(values):.0%} to {max(values):.0%})"
-        for name, values in ablated.controls.items()
-        if values
-    }
-    below = bool(draws) and max(draws) < min(HALF, own)
-    return Claim(
-        "As many random heads do not.",
-        "expected of heads that move the name",
-        "less than half, in every draw",
-        f"random heads from anywhere: {text.get('random', 'none drawn')} over {len(draws)} draws",
-        f"heads of the same layers: {text.get('same layers', 'none drawn')}; those found: {own:.0%}",
-        finding(below, bool(draws) and _mean(draws) < min(HALF, own)),
-        {name: list(values) for name, values in ablated.controls.items()},
-    )
-
-
-def _course(stream: PatchReading) -> ExperimentTable:
-    """The two positions' effects along the layers."""
-    values = moved(stream).values
-    start, end = values["from"], values["to"]
-    tokens = stream.prompt["tokens"]
-    return ExperimentTable(
-        "Where the name is",
-        "the effect of the stream that enters each layer, at the two positions; 0 corrupted, 1 clean",
-        ["before", f"{start} {tokens[start].strip()}", f"{end} {tokens[end].strip()}"],
-        [[row, effects[start], effects[end]] for row, effects in zip(stream.rows, stream.effects, strict=True)],
-    )
-
-
-def _heads(found: Sequence[Head]) -> ExperimentTable:
-    ends = [*found[:LISTED], *found[-3:]]
-    return ExperimentTable(
-        "Heads",
-        f"the {LISTED} largest effects and the 3 lowest, each head alone, at all positions; intervals over pairs",
-        ["head", "effect"],
-        [[name, effect] for name, effect in dict(ends).items()],
-    )
-
-
-def _ablations(ablated: Ablated, count: int, seed: int) -> ExperimentTable:
-    rows: list[list] = [["the heads found", count, 1, interval(ablated.found, seed)]]
-    rows += [[name, count, len(values), _spread(values)] for name, values in ablated.controls.items() if values]
-    return ExperimentTable(
-        "Heads taken out together",
-        "the part of the mean logit difference that is lost; of controls the mean, least and most over draws",
-        ["heads", "how many", "draws", "lost"],
-        rows,
-    )
-
-
-def _spread(values: Sequence[float]) -> Interval:
-    """A mean between the least and the most."""
-    return Interval(_mean(values), min(values), max(values))
-
-
-def _bars(heads: Sequence[Head]) -> tuple[list[str], list[Interval]]:
-    return [name for name, _ in heads], [effect for _, effect in heads]
-
-
-def _losses(ablated: Ablated, seed: int) -> tuple[list[str], list[Interval]]:
-    names, bars = ["the heads found"], [interval(ablated.found, seed)]
-    for name, values in ablated.controls.items():
-        if values:
-            names.append(name)
-            bars.append(_spread(values))
-    return names, bars
+def _estimates(model: "Model", pairs: Sequence[PromptPair]) -> dict[str, float]:
+    """The effect of each head by attribution patching, of the mean over pairs as in `read_patch`."""
+    totals: dict[str, float] = defaultdict(float)
+    span = 0.0
+    for pair in pairs:
+        ids = encode_pair(pair, model.encoder)
+        metric = Metric("logit-difference", ids.answers, ids.wrong_answers)
+        asked = PatchPair(ids.clean, ids.corrupted, metric)
+        made = model.attribution_patching(asked, direction="restore", gradient="integrated", kinds=("head",)).estimates
+        span += made.donor - made.base
+        for (_, unit), score in made.of_kind("head").items():
+            totals[str(unit)] += score
+    return {name: total / span for name, total in totals.items()}
