@@ -109,7 +109,7 @@ def _panel(r: PatchReading, shown: Sequence[int], columns: range, names: int) ->
 
 def _style(effect: float | None, full: float) -> Style | str:
     """A background as strong as the effect."""
-    if effect is None or not math.isfinite(effect) or abs(effect) < 0.05 * full:
+    if effect is None or not math.isfinite(effect) or abs(effect) < 0.1 * full:
         return "quiet"
     shades = FOR if effect > 0 else AGAINST
     step = min(int(abs(effect) / full * len(shades)), len(shades) - 1)
