@@ -36,7 +36,7 @@ from mainstem.causal.subspaces import Subspace
 from mainstem.errors import PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
 from mainstem.following_paths import patch_paths
-from mainstem.generating import Compared, Generated, compare, generate
+from mainstem.generating import compare, generate
 from mainstem.generation import Compared, Generated
 from mainstem.knocking_out import knock_out_attention
 from mainstem.lab.pairs import Encoder
