@@ -9,6 +9,7 @@ import mainstem
 from mainstem import Edit, Model, Unit
 from mainstem.errors import EditError, LevelRefusedError, NotFiniteError, PositionError, RunError, UnitError
 from mainstem.points import Point
+from mainstem.run.inputs import CACHES
 
 SOME = ("llama", "gpt2", "qwen3_moe")
 """A family with a gated MLP, one with biases and an embedding of positions, one with experts."""
@@ -275,6 +276,94 @@ def test_a_frozen_norm_makes_the_model_linear_after_it() -> None:
 # --- contexts ------------------------------------------------------------------------------------------------
 
 
+OTHER = [5, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        (Edit.scale("L1H1.query", 2.0), Edit.scale("L1H1.query", 0.7)),
+        (Edit.knockout("L1H1", 2), Edit.scale("L1H1.value", 0.5, 4)),
+        (Edit.freeze("norm", OTHER), Edit.scale("resid_final", 4.0)),
+        (Edit.freeze("L1.attn.norm", OTHER), Edit.scale("L1.attn.input", 2.0)),
+    ],
+    ids=lambda edit: str(edit.at),
+)
+def test_nested_contexts_are_one_list_of_edits(outer: Edit, inner: Edit) -> None:
+    model = opened("llama", attn_implementation="sdpa")
+    with model.edited(outer):
+        nested = logits(model, prompt(1), inner)
+    assert torch.equal(nested, logits(model, prompt(1), outer, inner))
+    assert not close(nested, logits(model, prompt(1), outer), 1e-6)
+
+
+def test_a_frozen_scale_and_what_is_read_after_it() -> None:
+    model = opened("llama")
+    edits = [Edit.freeze("L1.attn.norm", OTHER), Edit.patch("L1.attn.input", prompt(1))]
+    assert close(logits(model, prompt(1), *edits), logits(model, prompt(1)), 1e-6)
+
+
+def test_a_generation_inside_a_context_is_made_under_its_edits() -> None:
+    model = opened("llama")
+    vector = torch.randn(model.anatomy.sizes.d_model, generator=torch.Generator().manual_seed(0))
+    edits = [Edit.add("L1.resid_pre", vector, 3.0, "generated"), Edit.scale("embed", 3.0, -1)]
+    made = model.generate(prompt(1), 4, *edits)
+    with model.edited(*edits):
+        inside = model.generate(prompt(1), 4)
+    assert inside.ids == made.ids and inside.cached and made.cached
+    assert made.ids != model.generate(prompt(1), 4).ids
+
+
+@pytest.mark.parametrize("family", ("qwen3_moe", pytest.param("mixtral", marks=pytest.mark.slow)))
+def test_edits_of_experts_neurons_compose(family: str) -> None:
+    model = opened(family)
+
+    def scaled(factor: float) -> list[Edit]:
+        return [Edit.scale(f"L1E{expert}N1", factor) for expert in range(4)]
+
+    clean = logits(model, prompt(1))
+    assert close(logits(model, prompt(1), *scaled(2.0), *scaled(0.5)), clean, 1e-6)
+    assert close(logits(model, prompt(1), *scaled(2.0), *scaled(2.0)), logits(model, prompt(1), *scaled(4.0)), 1e-5)
+    none = logits(model, prompt(1), Edit.scale("L1.mlp", 0.0))
+    assert close(logits(model, prompt(1), *scaled(5.0), Edit.scale("L1.mlp", 0.0)), none, 1e-6)
+    with model.edited(*scaled(2.0), Edit.scale("L0.mlp", 0.5)):
+        assert model.trace(prompt(1)).decompose("sublayers").certificate.holds
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_a_knockout_leaves_a_sink_its_share(dtype: torch.dtype) -> None:
+    model = opened("gpt_oss", dtype=dtype)
+    clean, eps = logits(model, prompt(1)).float(), torch.finfo(dtype).eps
+    nobody = logits(model, prompt(1), Edit.knockout("L1H0", 99)).float()
+    assert close(nobody, clean, eps)
+    if dtype == torch.float32:
+        assert not close(logits(model, prompt(1), Edit.knockout("L1H0", 2)), clean, 1e-3)
+
+
+def test_grouped_heads_are_edited_while_rows_are_padded_and_cached() -> None:
+    model = opened("llama", attn_implementation="sdpa")
+    rows, token = [prompt(1), prompt(2, 5)], 3
+    edits = [Edit.scale("L1H1.value", -4.0), Edit.knockout("L2H0", 1)]
+    inputs = model.inputs(rows)
+    mask = inputs.forward["attention_mask"]
+    with torch.no_grad(), model.edited(*edits):
+        first = model.module(input_ids=inputs.ids, use_cache=True, attention_mask=mask)
+        name = next(name for name in CACHES if getattr(first, name, None) is not None)
+        longer = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
+        known = {name: getattr(first, name), "attention_mask": longer, "use_cache": True}
+        second = model.module(input_ids=torch.tensor([[token], [token]]), **known)
+    for row, ids in enumerate(rows):
+        alone = logits(model, [*ids, token], *edits)[-1]
+        assert close(second.logits[row, -1], alone, 1e-4), row
+
+
+def test_dependent_axes_span_what_they_span() -> None:
+    model = opened("llama")
+    one = torch.randn(1, model.anatomy.sizes.d_model, generator=torch.Generator().manual_seed(0))
+    found = logits(model, prompt(1), Edit.project_out("L1.mlp", one.repeat(2, 1)))
+    assert close(found, logits(model, prompt(1), Edit.project_out("L1.mlp", one)), 1e-6)
+
+
 def test_nested_contexts_and_exceptions() -> None:
     model = opened("llama", attn_implementation="sdpa")
     clean = logits(model, prompt(1))
@@ -385,6 +474,29 @@ def test_edits_that_cannot_be_made() -> None:
         Edit.knockout("L1.mlp", 2)
     with pytest.raises(EditError, match="Only patterns and norms"):
         Edit.freeze("L1.mlp", prompt(1))
+    for wrong in ("Prompt", "3", [1.7], 1.5, []):
+        with pytest.raises(PositionError, match="names no positions"):
+            Edit.zero("L1.mlp", wrong)  # type: ignore[arg-type]
+    for early, late in (("L1H1.value", "L1H1"), ("L1H1.pattern", "L1.attn"), ("L1H1@2", "L1H1")):
+        with pytest.raises(EditError, match="would be lost"):
+            logits(model, prompt(1), Edit.scale(early, 2.0), Edit.patch(late, prompt(2)))
+        with pytest.raises(EditError, match="would be lost"), model.edited(Edit.patch(late, prompt(2))):
+            logits(model, prompt(1), Edit.scale(early, 2.0))
+    with pytest.raises(EditError, match="Give the knockout first"):
+        logits(model, prompt(1), Edit.scale("L1H1.pattern", 2.0), Edit.knockout("L1H1", 2))
+    with pytest.raises(EditError, match="needs that run"):
+        Edit.patch("L1.mlp", None)
+    with pytest.raises(EditError, match="span no subspace"):
+        logits(model, prompt(1), Edit.project_out("L1.mlp", torch.zeros(width)))
+    with pytest.raises(EditError, match="no row 5"):
+        logits(model, prompt(1), Edit.zero("L1.mlp", row=5))
+    with pytest.raises(EditError, match="source has no row 4"):
+        logits(model, prompt(1), Edit.patch("L1.mlp", prompt(2), source_row=4))
+    with pytest.raises(EditError, match="is no edit"), model.edited("L1H1"):  # type: ignore[arg-type]
+        pass
+    mask = torch.tensor([[1] * 5 + [0] * 2])
+    with pytest.raises(EditError, match="more than padding on the left"), model.edited(Edit.zero("L1.mlp")):
+        model.module(input_ids=torch.tensor([prompt(1)]), attention_mask=mask)
     with pytest.raises(PositionError, match="outside the prompt"):
         logits(model, prompt(1), Edit.zero("L1.mlp", -20))
     with pytest.raises(PositionError, match="other run has no position 6"):

@@ -29,7 +29,7 @@ HeadKind = Literal["query", "key", "value", "pattern"]
 _STREAM = re.compile(r"L(?P<layer>0|[1-9][0-9]{0,8})\.(?P<kind>resid_(?:pre|mid|post))")
 _PART = re.compile(r"(?P<unit>.+)\.(?P<kind>input|norm|query|key|value|pattern)")
 _HOOK = re.compile(
-    r"blocks\.(?P<layer>0|[1-9][0-9]{0,8})\.hook_(?P<name>resid_pre|resid_mid|resid_post|attn|mlp)(_out)?"
+    r"blocks\.(?P<layer>0|[1-9][0-9]{0,8})\.hook_(?:(?P<stream>resid_(?:pre|mid|post))|(?P<sublayer>attn|mlp)_out)"
 )
 _EXAMPLES = "Points are units (L5.mlp, L9H8, L27N846) and L5.resid_pre, L5.attn.input, L9H8.query, L9H8.pattern."
 
@@ -57,8 +57,7 @@ class Point:
         """
         address = text.strip()
         if match := _HOOK.fullmatch(address):
-            layer, name = match["layer"], match["name"]
-            address = f"L{layer}.{name}"
+            address = f"L{match['layer']}.{match['stream'] or match['sublayer']}"
         if address in ("resid_final", "norm"):
             return cls("resid_final" if address == "resid_final" else "norm")
         if match := _STREAM.fullmatch(address):

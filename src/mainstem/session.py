@@ -177,6 +177,8 @@ class Model:
         if isinstance(source, Inputs):
             return source
         if isinstance(source, Trace):
+            if source.model.module is not self.module:
+                raise PromptError("This trace is one of another model", None, "Give its text instead.")
             source.run.require_same_edits()
             return source.inputs
         several = not isinstance(source, str) and len(source) > 0 and not isinstance(source[0], int)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.causal.edited import point_values
+from mainstem.causal.edit_values import point_values
 from mainstem.causal.edits import Edit
 from mainstem.causal.reference import LONGEST, reference_text
 from mainstem.edit_text import EditText, parse_edit

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mainstem.errors import EditError
 from mainstem.model.hooks import Site, Tap
 
 New = Callable[[Float[Tensor, "pos entry"], Int[Tensor, " pos"]], Tensor]
@@ -43,6 +44,18 @@ class Pass:
     offset: int = 0
     padding: Sequence[int] = ()
     prompt: int | None = None
+
+    def rows(self, row: int | None) -> Sequence[int]:
+        """The rows that a change of `row` holds for: all for None.
+
+        Raises:
+            EditError: if there is no such row.
+        """
+        if row is None:
+            return range(self.batch)
+        if not 0 <= row < self.batch:
+            raise EditError(f"There is no row {row} to edit", f"a batch of {self.batch}", "Rows count from 0.")
+        return (row,)
 
     def find(self, row: int, wanted: Places) -> tuple[Int[Tensor, " pos"], Int[Tensor, " pos"]]:
         """Those of the wanted positions of a row that are in this pass: as positions, and as indices here."""
@@ -106,24 +119,18 @@ def change_taps(changes: Iterable[Change], now: Pass) -> list[tuple[Site, Tap]]:
 
 def _tap(site: Site, changes: list[Change], now: Pass) -> Tap:
     def tap(leaves):
-        if not any(len(now.find(row, c.positions)[0]) for c in changes for row in _rows(c, now)):
+        if not any(len(now.find(row, c.positions)[0]) for c in changes for row in now.rows(c.row)):
             return None
         old = leaves[site.slot]
         out, tokens = copied_by_token(old, site, now)
         for change in changes:
-            for row in _rows(change, now):
+            for row in now.rows(change.row):
                 _make(change, tokens, row, now)
         new = list(leaves)
         new[site.slot] = out
         return new
 
     return tap
-
-
-def _rows(change: Change, now: Pass) -> Iterable[int]:
-    if change.row is None:
-        return range(now.batch)
-    return (change.row,) if change.row < now.batch else ()
 
 
 def _make(change: Change, tokens: Float[Tensor, "batch pos entry"], row: int, now: Pass) -> None:

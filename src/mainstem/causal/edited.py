@@ -1,40 +1,34 @@
 """A model under edits: they are compiled to taps, and hold for every run inside the context.
 
 The runs may be single forward passes or the steps of a generation with cached keys and values; each pass is told apart
-by what the model is called with (`_begin`). Values from other runs are had before, by one run for each source, with
-whatever edits an outer context has made.
+by what the model is called with (`_Passes`). Contexts may be nested: all edits that hold are compiled together, the
+outer ones first. Values from other runs are had when a context is entered, by one run for each source, under the edits
+that hold then.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.causal import edits as methods
-from mainstem.causal.changes import Change, Pass, change_taps, copied_by_token
-from mainstem.causal.edits import Edit, Values
+from mainstem.causal.changes import Change, Pass, change_taps
+from mainstem.causal.edit_plans import AnyChange, Planned, change_of, plan
+from mainstem.causal.edit_values import InputsOf, source_values
+from mainstem.causal.edits import Edit
 from mainstem.causal.expert_changes import ExpertChange, expert_taps
-from mainstem.causal.head_changes import HeadChange, head_taps, head_values
-from mainstem.causal.pieces import Attending, Entries, Expert, Piece, PieceMap, Scale, overlapping
-from mainstem.causal.scale_changes import ScaleChange, scale_taps, scales
-from mainstem.errors import EditError, LevelRefusedError, PositionError
+from mainstem.causal.head_changes import HeadChange, head_taps
+from mainstem.causal.scale_changes import ScaleChange, scale_taps
+from mainstem.errors import EditError, PositionError
 from mainstem.model.anatomy import Anatomy
-from mainstem.model.hooks import Site, Tap, tapped
-from mainstem.points import Point
-from mainstem.run.inputs import CACHES, Inputs
+from mainstem.model.hooks import tapped
+from mainstem.run.inputs import CACHES
 
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """An edit, and the pieces that it changes."""
-
-    edit: Edit
-    pieces: list[Piece]
+_open: "WeakKeyDictionary[torch.nn.Module, list[_Holding]]" = WeakKeyDictionary()
+"""The contexts of each model that are open, the innermost last."""
 
 
 @contextmanager
@@ -42,10 +36,10 @@ def edited(
     model: torch.nn.Module,
     anatomy: Anatomy,
     edits: Sequence[Edit],
-    inputs_of: Callable[[Any], Inputs],
+    inputs_of: InputsOf,
     prompt: int | None = None,
 ) -> Iterator[None]:
-    """Every run of the model inside is made under the edits, in their order, after those of an outer context.
+    """Every run of the model inside is made under the edits, after those of an outer context.
 
     Args:
         model: the module; on leaving, also after an error, it is as it was.
@@ -55,115 +49,115 @@ def edited(
         prompt: how many tokens count as the prompt; by default what the first pass of a generation holds.
 
     Raises:
-        EditError: if an edit cannot be made, or two contradict each other.
+        EditError: if an edit cannot be made, or would be lost.
         UnitError, LevelRefusedError: if the model has no such point.
         PositionError: during a run, if a position counted from the end is before the prompt.
     """
-    plans = plan(anatomy, edits)
-    values = _values(model, plans, inputs_of)
-    now = Pass(1, 0, prompt=prompt)
-    changes: list[Any] = []
-    for i, planned in enumerate(plans):
-        for n, piece in enumerate(planned.pieces):
-            changes.append(_change(planned.edit, piece, values.get((i, n)), n == 0 or planned.edit.at.kind == "input"))
-    begin = _Beginning(now, edits, prompt)
+    contexts = _open.setdefault(model, [])
+    outer = contexts[-1] if contexts else None
+    plans = plan(anatomy, edits, outer.plans if outer else ())
+    values = source_values(model, plans, inputs_of)
+    changes = [
+        change_of(planned.edit, piece, values.get((i, n)), n == 0)
+        for i, planned in enumerate(plans)
+        for n, piece in enumerate(planned.pieces)
+    ]
+    inner = _Holding(model, anatomy, plans, changes, prompt, outer)
     with ExitStack() as stack:
-        experts = [change for change in changes if isinstance(change, ExpertChange)]
-        taps = [
-            *change_taps([change for change in changes if isinstance(change, Change)], now),
-            *head_taps([change for change in changes if isinstance(change, HeadChange)], now),
-            *scale_taps([change for change in changes if isinstance(change, ScaleChange)], now),
-            *stack.enter_context(expert_taps(model, anatomy, experts, now)),
-        ]
-        stack.enter_context(tapped(model, taps, begin))
+        if outer is not None:
+            outer.release()
+            stack.callback(outer.hold)
+        stack.callback(inner.release)
+        inner.hold()
+        contexts.append(inner)
+        stack.callback(contexts.pop)
         yield
-    begin.warn()
+    inner.passes.warn([planned.edit for planned in plans])
 
 
-def plan(anatomy: Anatomy, edits: Sequence[Edit]) -> list[Planned]:
-    """The pieces of each edit.
+class _Holding:
+    """The taps of all edits that hold in one context; they can be released and held again."""
 
-    Raises:
-        EditError, UnitError, LevelRefusedError: as `edited`.
-    """
-    pieces = PieceMap(anatomy)
-    plans = [Planned(edit, pieces.of(edit.at)) for edit in edits]
-    for i, late in enumerate(plans):
-        for early in plans[:i]:
-            if late.edit.method.sets and _meet(early.edit, late.edit) and _same_place(early, late):
-                raise EditError(
-                    f"{late.edit.at} is given its value after {early.edit.at} was edited, which would be lost",
-                    None,
-                    "Give one of the two edits, the other first, or different positions.",
-                )
-    return plans
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        anatomy: Anatomy,
+        plans: list[Planned],
+        changes: list[AnyChange],
+        prompt: int | None,
+        outer: "_Holding | None",
+    ) -> None:
+        self.model, self.anatomy = model, anatomy
+        self.plans = [*(outer.plans if outer else ()), *plans]
+        self.changes = [*(outer.changes if outer else ()), *changes]
+        given = outer.passes.given if outer is not None and prompt is None else prompt
+        self.passes = _Passes([planned.edit for planned in self.plans], given)
+        self._stack = ExitStack()
+
+    def hold(self) -> None:
+        """Puts the taps on, in the order of the forward pass where they meet at one site.
+
+        What a norm gave is rescaled before it is changed; a scale is taken of what is there after all changes; experts'
+        neurons are changed before the write that sums them.
+        """
+        now = self.passes.now
+
+        def of(kind: type) -> list[Any]:
+            return [change for change in self.changes if isinstance(change, kind)]
+
+        experts = self._stack.enter_context(expert_taps(self.model, self.anatomy, of(ExpertChange), now))
+        watching, rescaling = scale_taps(of(ScaleChange), now)
+        taps = [*experts, *rescaling, *change_taps(of(Change), now), *head_taps(of(HeadChange), now), *watching]
+        self._stack.enter_context(tapped(self.model, taps, self.passes.begin))
+
+    def release(self) -> None:
+        """Takes them off."""
+        self._stack.close()
 
 
-def _meet(a: Edit, b: Edit) -> bool:
-    """Whether two edits may hold for the same position of the same row."""
-    if a.row is not None and b.row is not None and a.row != b.row:
-        return False
-    if isinstance(a.positions, tuple) and isinstance(b.positions, tuple):
-        signs = {place < 0 for place in (*a.positions, *b.positions)}
-        return len(signs) > 1 or bool(set(a.positions) & set(b.positions))
-    return {a.positions, b.positions} != {"prompt", "generated"}
+class _Passes:
+    """Describes each forward pass before it runs, and checks positions."""
 
+    def __init__(self, edits: Sequence[Edit], prompt: int | None) -> None:
+        self.edits, self.given = edits, prompt
+        self.now = Pass(1, 0, prompt=prompt)
+        self.count = self.longest = 0
 
-def _same_place(early: Planned, late: Planned) -> bool:
-    """Whether a late edit that sets a value drops what an early one did: at the same place, or in a whole write."""
-    if overlapping(early.pieces, late.pieces):
-        return True
-    a, b = early.edit.at, late.edit.at
-    whole = b.kind == "write" and b.unit is not None and b.unit.kind == "sublayer"
-    return whole and a.unit is not None and a.unit.sublayer == b.unit and early.edit.at != late.edit.at
-
-
-class _Beginning:
-    """What is done when a forward pass begins: the pass is described, and positions are checked."""
-
-    def __init__(self, now: Pass, edits: Sequence[Edit], prompt: int | None) -> None:
-        self.now, self.edits, self.prompt = now, edits, prompt
-        self.passes = 0
-        self.longest = 0
-
-    def __call__(self, args: tuple, kwargs: dict[str, Any]) -> None:
+    def begin(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """The model is called with these arguments."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         ids = kwargs.get("inputs_embeds") if ids is None else ids
         if ids is None:
-            raise EditError("A model under edits is called with input_ids or inputs_embeds", None)
+            raise EditError("A model under edits was called without tokens", None, "Give input_ids or inputs_embeds.")
         cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
         now = self.now
         came = now.offset + now.positions
         now.batch, now.positions = ids.shape[:2]
         now.offset = 0 if cache is None else _length(cache, came)
-        mask = kwargs.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.dim() == 2:
-            now.padding = tuple(int(row.long().argmax()) for row in mask)
-        else:
-            now.padding = ()
+        now.padding = _padding(kwargs.get("attention_mask"))
         if now.offset == 0:
-            now.prompt = self.prompt if self.prompt is not None else now.positions
-        self._check()
+            now.prompt = self.given if self.given is not None else now.positions
+        self.count += 1
+        self.longest = max(self.longest, now.offset + now.positions)
+        self._require_positions()
 
-    def _check(self) -> None:
-        self.passes += 1
+    def _require_positions(self) -> None:
         lengths = [(self.now.prompt or 0) - padding for padding in self.now.padding or (0,)]
-        self.longest = max(self.longest, self.now.offset + self.now.positions)
         for edit in self.edits:
-            if isinstance(edit.positions, tuple) and min(edit.positions, default=0) < -min(lengths):
+            first = min(edit.positions, default=0) if isinstance(edit.positions, tuple) else 0
+            if first < -min(lengths):
                 raise PositionError(
-                    f"Position {min(edit.positions)} is outside the prompt",
+                    f"Position {first} is outside the prompt",
                     f"edit of {edit.at}; the prompt has {min(lengths)} tokens",
                 )
 
-    def warn(self) -> None:
+    def warn(self, edits: Sequence[Edit]) -> None:
         """Says which edits named positions that no run had."""
-        for edit in self.edits if self.passes else ():
-            if isinstance(edit.positions, tuple) and min(edit.positions, default=0) >= self.longest:
-                warnings.warn(
-                    f"The edit of {edit.at} at {list(edit.positions)} changed nothing: no run had that position",
-                    stacklevel=4,
-                )
+        for edit in edits if self.count else ():
+            places = edit.positions if isinstance(edit.positions, tuple) else ()
+            missed = [place for place in places if place >= self.longest]
+            if missed:
+                warnings.warn(f"The edit of {edit.at} changed nothing at {missed}: no run had that", stacklevel=5)
 
 
 def _length(cache: Any, came: int) -> int:
@@ -174,96 +168,16 @@ def _length(cache: Any, came: int) -> int:
         return came
 
 
-def _change(edit: Edit, piece: Piece, values: Values, first: bool) -> Any:
-    """The change that an edit makes of one piece."""
-    if isinstance(piece, Entries):
-        new = edit.method.new(edit.at, piece.width, values, first)
-        return Change(piece.site, new, edit.positions, piece.entries, edit.row)
-    if isinstance(piece, Attending):
-        width = 1 if piece.source is not None else 0 if piece.what == "pattern" else piece.core.channels.shape[1]
-        if piece.what == "pattern" and not _for_patterns(edit):
-            raise EditError(f"A pattern is zeroed, scaled, frozen or knocked out, and nothing else: {edit.at}")
-        new = edit.method.new(edit.at, width, values, first)
-        return HeadChange(piece.core, piece.head, piece.what, new, edit.positions, edit.row, piece.source)
-    if isinstance(piece, Scale):
-        if values is None or isinstance(edit.method, methods.Subspace):
-            raise EditError(f"The scale of a norm is frozen, and nothing else: {edit.at}", None, "Use Edit.freeze.")
-        return ScaleChange(piece, edit.method.new(edit.at, 1, values, first), edit.positions, edit.row)
-    if edit.method.source is not None:
-        raise LevelRefusedError(
-            f"{edit.at} cannot take a value from another run",
+def _padding(mask: Any) -> tuple[int, ...]:
+    """How many positions of each row are padding, from the attention mask that the model is called with."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return ()
+    seen = mask.bool()
+    padding = (~seen).sum(-1)
+    if not torch.equal(seen, torch.arange(mask.shape[1], device=mask.device) >= padding[:, None]):
+        raise EditError(
+            "A model under edits was called with an attention mask that hides more than padding on the left",
             None,
-            "routing differs from token to token, so the other run may have none",
-            "Zero it, scale it, or add to it.",
+            "Pad on the left, or hide positions with Edit.knockout.",
         )
-    new = edit.method.new(edit.at, 1, values, first)
-    return ExpertChange(piece.write, piece.expert, piece.neuron, new, edit.positions, edit.row)
-
-
-def _for_patterns(edit: Edit) -> bool:
-    return isinstance(edit.method, methods.Zero | methods.Scale | methods.Patch | methods.Knockout)
-
-
-# --- values from other runs ---------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def _values(
-    model: torch.nn.Module, plans: Sequence[Planned], inputs_of: Callable[[Any], Inputs]
-) -> dict[tuple[int, int], list[Tensor]]:
-    """What each piece has in the source of its edit, by the numbers of both; one run for each source."""
-    by_source: dict[int, list[int]] = {}
-    for i, planned in enumerate(plans):
-        if planned.edit.method.source is not None:
-            by_source.setdefault(id(planned.edit.method.source), []).append(i)
-    values: dict[tuple[int, int], list[Tensor]] = {}
-    for indices in by_source.values():
-        inputs = inputs_of(plans[indices[0]].edit.method.source)
-        now = Pass(*inputs.ids.shape, padding=inputs.padding)
-        taps: list[tuple[Site, Tap]] = []
-        for i in indices:
-            for n, piece in enumerate(plans[i].pieces):
-                taps += _keeping(piece, values.setdefault((i, n), []), now)
-        with tapped(model, taps):
-            model(input_ids=inputs.ids, **inputs.forward)
-    return values
-
-
-@torch.no_grad()
-def point_values(
-    model: torch.nn.Module, anatomy: Anatomy, at: Point, inputs: Inputs
-) -> list[Float[Tensor, "pos entry"]]:
-    """What is at a point in a run, for each row of its inputs, without padding; writes of one unit are added up.
-
-    Raises:
-        UnitError, LevelRefusedError: if the model has no such point, or no other run can have its value.
-    """
-    pieces = PieceMap(anatomy).of(at)
-    if not all(isinstance(piece, Entries) for piece in pieces):
-        raise LevelRefusedError(f"No value of {at}", reason="routing differs from token to token")
-    now = Pass(*inputs.ids.shape, padding=inputs.padding)
-    kept: list[list[Tensor]] = [[] for _ in pieces]
-    with tapped(model, [tap for piece, own in zip(pieces, kept, strict=True) for tap in _keeping(piece, own, now)]):
-        model(input_ids=inputs.ids, **inputs.forward)
-    return [torch.stack(rows).sum(0) for rows in zip(*kept, strict=True)]
-
-
-def _keeping(piece: Piece, kept: list[Tensor], now: Pass) -> list[tuple[Site, Tap]]:
-    """Taps that keep what a piece is in a run: for each row [pos, entry], without padding."""
-    if isinstance(piece, Attending):
-        return head_values(piece.core, {(piece.head, piece.what): kept}, now)
-    if isinstance(piece, Expert):
-        return []
-    site = piece.site if isinstance(piece, Entries) else piece.stream
-
-    def tap(leaves) -> None:
-        tensor = leaves[site.slot]
-        if isinstance(piece, Scale):
-            found = scales(piece, tensor, site, now)
-        else:
-            found = copied_by_token(tensor, site, now)[1]
-            found = found if piece.entries is None else found[..., piece.entries.to(found.device)]
-        for row in range(now.batch):
-            kept.append(found[row, now.padding[row] if now.padding else 0 :])
-
-    return [(site, tap)]
+    return tuple(padding.tolist())

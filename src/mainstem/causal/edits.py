@@ -11,13 +11,14 @@
     Edit.freeze("L9H8.pattern", trace)           a pattern, or the scale of a norm, as in another run
     Edit.knockout("L9H8", [3])                   some sources cannot be attended to; the others share their weight
 
-Edits are made in the order in which they are given. Those that say what a value is (zero, mean, patch, resample,
-freeze) drop what was there, so two of them at one place, or one after another edit of it, contradict each other, and
-are refused. A source of values is a trace, a text, a list of texts, or the inputs of a run.
+Edits of one place are made in the order in which they are given, across places in that of the forward pass. One that
+would be lost, because another says what the value is, is refused (see `mainstem.causal.edit_plans`). A source of values
+is a trace, a text, a list of texts, or the inputs of a run.
 
 A method makes the new values of one piece of the point (see `mainstem.causal.pieces`) from the old: [pos, entry].
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -29,6 +30,7 @@ from torch import Tensor
 from mainstem.causal.changes import New, Places, set_to
 from mainstem.errors import EditError, PositionError
 from mainstem.points import Point
+from mainstem.units import Unit
 
 Values = Sequence[Float[Tensor, "pos entry"]] | None
 """Of each row of a source, at every position; None without a source."""
@@ -95,7 +97,7 @@ class Patch(Method):
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """By position."""
         assert values is not None
-        theirs = values[self.row]
+        theirs = _row(at, values, self.row)
         return lambda old, places: _at_places(at, theirs, places).to(old)
 
 
@@ -128,12 +130,9 @@ class Add(Method):
 
     def new(self, at: Point, width: int, values: Values, first: bool) -> New:
         """To the first piece alone, so that it is added once."""
-        if self.vector.shape[-1:] != (width,):
-            raise EditError(
-                f"A vector of {self.vector.shape[-1] if self.vector.dim() else 0} entries cannot be added here",
-                str(at),
-                f"Give one of {width}.",
-            )
+        if self.vector.shape != (width,):
+            size = " x ".join(map(str, self.vector.shape)) or "0"
+            raise EditError(f"A vector of {size} entries cannot be added here", str(at), f"Give one of {width}.")
         if not first:
             return lambda old, places: old
         return lambda old, places: old + self.coefficient * self.vector.to(old)
@@ -165,8 +164,8 @@ class Subspace(Method):
             raise EditError(
                 f"Directions of {axes.shape[-1]} entries span nothing here", str(at), f"Give some of {width}."
             )
-        basis = torch.linalg.qr(axes.double().T).Q
-        theirs = None if values is None else values[self.row]
+        basis = _basis(at, axes)
+        theirs = None if values is None else _row(at, values, self.row)
 
         def new(old: Tensor, places: Tensor) -> Tensor:
             own = basis.to(old)
@@ -185,16 +184,16 @@ class Knockout(Method):
 
     sources: tuple[int, ...]
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
-        """Rows of a pattern."""
+    def rows(self, sinks: bool) -> New:
+        """The function that makes rows of a pattern from old ones; `sinks`: what they lack to 1 is a sink's."""
 
         def new(old: Tensor, places: Tensor) -> Tensor:
-            kept = old.clone()
+            kept = old.double()
+            sink = (1 - kept.sum(-1, keepdim=True)).clamp_min(0)
+            noise = torch.finfo(old.dtype).eps
             kept[:, [s for s in self.sources if s < old.shape[1]]] = 0
-            sink = (1 - old.sum(-1, keepdim=True)).clamp_min(0)
-            sink = torch.where(sink > 64 * torch.finfo(old.dtype).eps, sink, 0)
-            total = kept.sum(-1, keepdim=True) + sink
-            return torch.where(total > 0, kept / total.clamp_min(torch.finfo(old.dtype).tiny), 0)
+            total = kept.sum(-1, keepdim=True) + torch.where(sink > noise, sink, 0) * sinks
+            return torch.where(total > 0, kept / total.clamp_min(1e-300), 0).to(old)
 
         return new
 
@@ -221,11 +220,12 @@ class Edit:
     @classmethod
     def of(cls, at: Point | str, method: Method, positions: Places | int = None, row: int | None = None) -> Self:
         """An edit by any method."""
-        if isinstance(positions, int):
-            positions = (positions,)
-        elif positions is not None and not isinstance(positions, str):
-            positions = tuple(int(place) for place in positions)
-        return cls(Point.parse(at) if isinstance(at, str) else at, method, positions, row)
+        if not isinstance(method, Method):
+            raise EditError(f"{method!r} is no method", None, "Use a class method of Edit, such as Edit.zero.")
+        if isinstance(at, Unit):
+            at = Point("write", at)
+        point = at if isinstance(at, Point) else Point.parse(at)
+        return cls(point, method, _places(positions), None if row is None else operator.index(row))
 
     @classmethod
     def zero(cls, at: Point | str, positions: Places | int = None, row: int | None = None) -> Self:
@@ -235,21 +235,21 @@ class Edit:
     @classmethod
     def mean(cls, at: Point | str, reference: Any, positions: Places | int = None, row: int | None = None) -> Self:
         """The mean over the tokens of a reference, but for the first of each row."""
-        return cls.of(at, Mean(reference), positions, row)
+        return cls.of(at, Mean(_given(at, reference)), positions, row)
 
     @classmethod
     def patch(
         cls, at: Point | str, source: Any, positions: Places | int = None, row: int | None = None, source_row: int = 0
     ) -> Self:
         """What another run has there, at the same positions."""
-        return cls.of(at, Patch(source, source_row), positions, row)
+        return cls.of(at, Patch(_given(at, source), source_row), positions, row)
 
     @classmethod
     def resample(
         cls, at: Point | str, source: Any, seed: int = 0, positions: Places | int = None, row: int | None = None
     ) -> Self:
         """What is there at a random token of other runs."""
-        return cls.of(at, Resample(source, seed), positions, row)
+        return cls.of(at, Resample(_given(at, source), seed), positions, row)
 
     @classmethod
     def add(
@@ -261,12 +261,12 @@ class Edit:
         row: int | None = None,
     ) -> Self:
         """Steering: `coefficient` times `vector` more."""
-        return cls.of(at, Add(torch.as_tensor(vector), coefficient), positions, row)
+        return cls.of(at, Add(torch.as_tensor(vector).clone(), float(coefficient)), positions, row)
 
     @classmethod
     def scale(cls, at: Point | str, factor: float, positions: Places | int = None, row: int | None = None) -> Self:
         """Times a factor."""
-        return cls.of(at, Scale(factor), positions, row)
+        return cls.of(at, Scale(float(factor)), positions, row)
 
     @classmethod
     def project_out(
@@ -286,7 +286,7 @@ class Edit:
         source_row: int = 0,
     ) -> Self:
         """With another run's part in the span of `axes`."""
-        return cls.of(at, Subspace(torch.as_tensor(axes), source, source_row), positions, row)
+        return cls.of(at, Subspace(torch.as_tensor(axes), _given(at, source), source_row), positions, row)
 
     @classmethod
     def freeze(
@@ -312,6 +312,42 @@ class Edit:
         if not given or min(given) < 0:
             raise EditError("A knockout needs source positions, counted from 0", str(at), "Give one or more.")
         return cls.of(at, Knockout(given), positions, row)
+
+
+def _places(positions: Any) -> Places:
+    """Positions as an edit keeps them."""
+    if positions is None or isinstance(positions, str) and positions in ("prompt", "generated"):
+        return positions  # type: ignore[return-value]
+    try:
+        given = positions.tolist() if hasattr(positions, "tolist") else positions
+        places = tuple(operator.index(place) for place in (given if hasattr(given, "__iter__") else [given]))
+    except TypeError:
+        places = ()
+    if not places:
+        raise PositionError(
+            f"{positions!r} names no positions", None, "Give numbers, 'prompt', 'generated', or nothing for all."
+        )
+    return places
+
+
+def _given(at: Any, source: Any) -> Any:
+    if source is None:
+        raise EditError("A value of another run needs that run", str(at), "Give a trace, a text, or several texts.")
+    return source
+
+
+def _row(at: Point, values: Sequence[Tensor], row: int) -> Tensor:
+    if not 0 <= row < len(values):
+        raise EditError(f"The source has no row {row}", f"{at}, of {len(values)} rows", "Rows count from 0.")
+    return values[row]
+
+
+def _basis(at: Point, axes: Float[Tensor, "direction entry"]) -> Float[Tensor, "entry direction"]:
+    """Orthonormal columns that span the axes, which need be neither orthogonal nor independent."""
+    if not torch.isfinite(axes).all() or not axes.any():
+        raise EditError("The axes are zero or not finite, and span no subspace", str(at), "Give other directions.")
+    left, sizes, _ = torch.linalg.svd(axes.double().T, full_matrices=False)
+    return left[:, sizes > max(axes.shape) * torch.finfo(axes.dtype).eps * sizes[0]]
 
 
 def _at_places(at: Point, values: Float[Tensor, "pos entry"], places: Tensor) -> Float[Tensor, "pos entry"]:

@@ -72,23 +72,27 @@ def _correcting(site: Site, name: str, made: list[Tensor], now: Pass) -> Tap:
 def _correction(parts: ExpertParts, changes: Sequence[ExpertChange], now: Pass) -> Float[Tensor, "token d_model"]:
     """What is added to the sum, float64; tokens are batch and positions made flat."""
     total = torch.zeros_like(parts.constant, dtype=torch.float64)
+    by_neuron: dict[tuple[int, int], list[ExpertChange]] = {}
     for change in changes:
-        for row in range(now.batch) if change.row is None else (change.row,):
+        by_neuron.setdefault((change.expert, change.neuron), []).append(change)
+    for (expert, neuron), own in by_neuron.items():
+        for rows in parts.rows:
+            for row in torch.nonzero(rows.expert == expert).flatten().tolist():
+                weight = rows.weight[:, row].double()
+                if weight.any():
+                    old = rows.hidden[row, neuron].double().expand(len(weight), 1)
+                    column = rows.of(row)[:, neuron].double()
+                    total += weight[:, None] * (_changed(old, own, now) - old) * column
+    return total
+
+
+def _changed(old: Float[Tensor, "token 1"], changes: Sequence[ExpertChange], now: Pass) -> Float[Tensor, "token 1"]:
+    """A neuron's activation after all its changes, in their order."""
+    new = old.clone()
+    for change in changes:
+        for row in now.rows(change.row):
             places, indices = now.find(row, change.positions)
             if len(places):
-                tokens = (row * now.positions + indices).to(total.device)
-                total[tokens] += _written(parts, tokens, places, change)
-    return total
-
-
-def _written(parts: ExpertParts, tokens: Tensor, places: Tensor, change: ExpertChange) -> Tensor:
-    """[token, d_model]: what the neuron shall write less what it wrote."""
-    total = torch.zeros(len(tokens), parts.constant.shape[-1], dtype=torch.float64, device=tokens.device)
-    for rows in parts.rows:
-        for row in torch.nonzero(rows.expert == change.expert).flatten().tolist():
-            weight = rows.weight[tokens, row].double()
-            if weight.any():
-                old = rows.hidden[row, change.neuron].double().expand(len(tokens), 1)
-                difference = change.new(old, places) - old
-                total += weight[:, None] * difference * rows.of(row)[:, change.neuron].double()
-    return total
+                tokens = (row * now.positions + indices).to(new.device)
+                new[tokens] = change.new(new[tokens], places)
+    return new

@@ -77,7 +77,7 @@ class Operands:
         return scores.softmax(-1).nan_to_num(0.0)  # a padded position sees nothing
 
 
-def received(core: AttentionCore, leaves: list, batch: int) -> Operands:
+def received(core: AttentionCore, leaves: list, batch: int, positions: int) -> Operands:
     """The operands of a call from the leaves of its arguments."""
 
     def argument(name: str):
@@ -87,14 +87,22 @@ def received(core: AttentionCore, leaves: list, batch: int) -> Operands:
     if not core.fused:
         pattern = pattern_rows(leaves[core.slots["pattern"]], core.layouts["pattern"], core.sizes, batch)
         return Operands(None, None, value, None, pattern, 1.0, False)
-    query = query_rows(leaves[core.slots["query"]], core.layouts["query"], core.sizes, batch)
+    query = _by_head(leaves[core.slots["query"]], core, positions)
+    query = query_rows(query, core.layouts["query"], core.sizes, batch)
     key = heads_first(leaves[core.slots["key"]], core.layouts["key"], core.sizes, batch)
     mask, causal = argument("attn_mask"), argument("is_causal")
     if isinstance(mask, Tensor):
         middle = mask.shape[1:] if mask.dim() == 4 else (1, *mask.shape[-2:])
-        mask = mask.expand(batch, *middle)
+        mask = mask.expand(batch, *middle)[:, :, :positions]
     scale = core.scaling if core.scaling is not None else query.shape[-1] ** -0.5
     return Operands(query, key, value, mask, None, scale, bool(causal) if causal is not None else core.causal)
+
+
+def _by_head(tensor: Tensor, core: AttentionCore, positions: int) -> Tensor:
+    """A query or result whose heads of one group were passed as positions, as is done where there is one position."""
+    group = core.n_heads // core.n_keys
+    packed = positions == 1 and group > 1 and tensor.dim() == 4 and tensor.shape[1:3] == (core.n_keys, group)
+    return tensor.reshape(tensor.shape[0], core.n_heads, 1, -1) if core.fused and packed else tensor
 
 
 def result_site(core: AttentionCore) -> Site:
@@ -117,7 +125,7 @@ def head_taps(changes: Iterable[HeadChange], now: Pass) -> list[tuple[Site, Tap]
 
 def _watching(core: AttentionCore, held: list[Operands], now: Pass) -> Tap:
     def tap(leaves) -> None:
-        held[:] = [received(core, leaves, now.batch)]
+        held[:] = [received(core, leaves, now.batch, now.positions)]
 
     return tap
 
@@ -128,11 +136,11 @@ def _replacing(changes: list[HeadChange], held: list[Operands], now: Pass) -> Ta
     def tap(leaves):
         operands, result = held.pop(), leaves[0]
         index = torch.arange(result.numel(), device=result.device).reshape(result.shape)
-        index = result_rows(index, core.layouts["result"], core.sizes, now.batch)
+        index = result_rows(_by_head(index, core, now.positions), core.layouts["result"], core.sizes, now.batch)
         out = result.clone(memory_format=torch.contiguous_format)
         flat = out.view(-1)
         for row in range(now.batch):
-            own = [change for change in changes if change.row in (None, row)]
+            own = [change for change in changes if row in now.rows(change.row)]
             for head in dict.fromkeys(change.head for change in own):
                 made = _head(operands, [c for c in own if c.head == head], row, now, core.n_heads)
                 if made is not None:
@@ -206,7 +214,7 @@ def head_values(
     """Taps that keep what heads receive or compute: for each row [pos, entry], without padding."""
 
     def tap(leaves) -> None:
-        operands = received(core, leaves, now.batch)
+        operands = received(core, leaves, now.batch, now.positions)
         for (head, what), kept in wanted.items():
             for row in range(now.batch):
                 padding = now.padding[row] if now.padding else 0

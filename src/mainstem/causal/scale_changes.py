@@ -25,14 +25,18 @@ class ScaleChange:
     row: int | None = None
 
 
-def scale_taps(changes: Iterable[ScaleChange], now: Pass) -> list[tuple[Site, Tap]]:
-    """Taps that make the changes."""
-    taps: list[tuple[Site, Tap]] = []
+Taps = list[tuple[Site, Tap]]
+
+
+def scale_taps(changes: Iterable[ScaleChange], now: Pass) -> tuple[Taps, Taps]:
+    """Taps that take the scales of what is normed, and those that rescale what the norm gave."""
+    watching: Taps = []
+    rescaling: Taps = []
     for change in changes:
         held: list[Tensor] = []
-        taps.append((change.scale.stream, _watching(change.scale, held, now)))
-        taps += [(site, _rescaling(change, site, held, now)) for site in change.scale.results]
-    return taps
+        watching.append((change.scale.stream, _watching(change.scale, held, now)))
+        rescaling += [(site, _rescaling(change, site, held, now)) for site in change.scale.results]
+    return watching, rescaling
 
 
 def scales(scale: Scale, tensor: Tensor, site: Site, now: Pass) -> Float[Tensor, "batch pos 1"]:
@@ -51,7 +55,7 @@ def _rescaling(change: ScaleChange, site: Site, held: list[Tensor], now: Pass) -
     def tap(leaves):
         out, tokens = copied_by_token(leaves[site.slot], site, now)
         bias = 0.0 if change.scale.norm.bias is None else change.scale.norm.bias.to(tokens)
-        for row in range(now.batch) if change.row is None else (change.row,):
+        for row in now.rows(change.row):
             places, indices = now.find(row, change.positions)
             if len(places):
                 indices = indices.to(tokens.device)

@@ -301,7 +301,8 @@ def around_call(
 
     with ExitStack() as stack:
         stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        stack.callback(module.register_forward_hook(after, always_call=True).remove)
+        # Before the taps of other contexts: the module's own output, in whose place they may put another.
+        stack.callback(module.register_forward_hook(after, always_call=True, prepend=True).remove)
         stack.callback(model.register_forward_pre_hook(restart, prepend=True).remove)
         yield
 
