@@ -7,6 +7,8 @@ from torch import nn
 
 import mainstem
 from mainstem import Edit, Model, Unit
+from mainstem.attributing import PatchPair
+from mainstem.causal.edits import Method
 from mainstem.errors import EditError, LevelRefusedError, NotFiniteError, PositionError, RunError, UnitError
 from mainstem.points import Point
 from mainstem.run.inputs import CACHES
@@ -511,6 +513,54 @@ def test_nan_after_an_edit_names_the_layer() -> None:
     with pytest.raises(NotFiniteError, match="L1"):
         model.generate(prompt(1), 3, Edit.add("L1.resid_pre", torch.full((model.anatomy.sizes.d_model,), torch.inf)))
     assert hooks(model.module) == 0
+
+
+RERUNS = {
+    "patch": lambda m, t: m.patch(prompt(1), prompt(2), "id:7", "id:9"),
+    "patch_paths": lambda m, t: m.patch_paths(prompt(1), prompt(2), answers="id:7", metric="probability"),
+    "knock_out_attention": lambda m, t: m.knock_out_attention(prompt(1)),
+    "causal_trace": lambda m, t: m.causal_trace(prompt(1), prompt(2)),
+    "learn_subspace": lambda m, t: m.learn_subspace("L1.mlp", [(prompt(1), prompt(2), 7)]),
+    "attribution_patching": lambda m, t: m.attribution_patching(PatchPair(prompt(1), prompt(2), lambda z: z[:, 7])),
+    "circuit": lambda m, t: m.circuit(PatchPair(prompt(1), prompt(2), lambda z: z[:, 7]), 3),
+    "verify": lambda m, t: t.verify(m.target("id:7")),
+    "repair": lambda m, t: t.repair(["L1.mlp"]),
+    "gradient": lambda m, t: t.scores(m.target("id:7"), ["gradient"]),
+    "check_queries": lambda m, t: t.check_queries("L1N1"),
+}
+
+
+@pytest.mark.parametrize("rerun", RERUNS.values(), ids=RERUNS)
+def test_what_makes_batches_of_its_own_refuses_edits_of_one_row(rerun) -> None:
+    model = opened("llama")
+    with (
+        model.edited(Edit.zero("L1.mlp", row=1)),
+        pytest.raises(EditError, match="L1.mlp holds for row 1 .*for every row: leave out `row`"),
+    ):
+        rerun(model, model.trace(prompt(1)))
+
+
+def test_an_edit_that_fails_is_not_said_to_be_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Method):
+        def new(self, at, width, values, first):
+            return lambda old, places: old @ old  # of sizes that do not fit
+
+    model = opened("llama")
+    broken = Edit.of("L1.mlp", Broken())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model.generate(prompt(1), 2, broken)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), model.edited(broken):
+        model.generate(prompt(1), 2)
+    forward = type(model.module).forward
+
+    def without_a_cache(self, *args, use_cache=False, **kwargs):
+        if use_cache:
+            raise KeyError("no cache")
+        return forward(self, *args, use_cache=use_cache, **kwargs)
+
+    monkeypatch.setattr(type(model.module), "forward", without_a_cache)
+    note = model.generate(prompt(1), 2, Edit.scale("L1.mlp", 0.5)).note
+    assert note is not None and note.startswith("the model fails with its own cache: KeyError")
 
 
 @pytest.mark.parametrize("kind", ["write", "resid_pre", "input", "query", "norm"])

@@ -1,6 +1,7 @@
 """Laws of patching sweeps: a cell is one full forward, everything patched is the other run, a kill loses nothing."""
 
 import json
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import mainstem
+from mainstem import Edit
 from mainstem.causal.changes import Change, set_by_position, set_to
 from mainstem.causal.grouping import Start, batches
 from mainstem.causal.patching import DIRECTIONS, Pair, Sweep, sweep
 from mainstem.causal.patching_grids import Grid, grid
 from mainstem.causal.replay import Replay
+from mainstem.causal.sweep_state import SweepState
 from mainstem.errors import (
     ChoiceError,
     LevelRefusedError,
@@ -359,11 +362,65 @@ def test_the_state_of_another_sweep_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=f"another sweep: its .*{what}.*delete this one"):
             swept("llama", state=state, **options)
-    state.write_text("notes\nof another kind\n")
-    with pytest.raises(UsageError, match="not the state of a sweep"):
-        swept("llama", state=state)
     with pytest.raises(UsageError, match="cannot be kept"):
         swept("llama", state=tmp_path / "nowhere" / "sweep.jsonl")
+
+
+HEADERS = [
+    b"my precious notes",
+    b"notes\nof another kind\n",
+    b"\n",
+    b"\xff\xfe\x00",
+    b"[]",
+    b"[" * 100_000,
+    b'{"kind": "mainstem sweep"}\n',
+    b'{"kind": "mainstem sweep", "of": 3, "measured": {}}\n',
+    b'{"kind": "mainstem sweep", "of": {}, "measured": null}\n',
+]
+
+
+@pytest.mark.parametrize("content", HEADERS, ids=lambda content: repr(content[:60]))
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    state = tmp_path / "notes.txt"
+    state.write_bytes(content)
+    with pytest.raises(UsageError, match="not the state of a sweep.*Name another file"):
+        SweepState(state, {"grid": "resid"}, {"clean": 1.0})
+    assert state.read_bytes() == content
+
+
+LINES = [b"", b"{", b"3", b"\xff", b'{"cell": 1}', b'{"cell": 1, "value": null}', b'{"cell": "1", "value": 2.0}']
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_bad_line_is_named_and_a_torn_last_one_forgiven(tmp_path: Path, line: bytes) -> None:
+    state = tmp_path / "sweep.jsonl"
+    asked = state, {"grid": "resid"}, {"clean": 1.0}
+    SweepState(*asked).add([0, 1], [0.5, math.nan])
+    whole = state.read_bytes()
+    state.write_bytes(whole + line)
+    assert SweepState(*asked).done.keys() == {0, 1} and state.read_bytes() == whole
+    state.write_bytes(whole + line + b'\n{"cell": 2, "value": 1.0}\n')
+    with pytest.raises(UsageError, match="This line is no cell of a sweep .*, line 4"):
+        SweepState(*asked)
+    state.write_bytes(whole.split(b"\n")[0])
+    assert SweepState(*asked).done == {}
+
+
+def test_edits_that_hold_are_part_of_a_sweep(tmp_path: Path) -> None:
+    model, state = opened("llama"), tmp_path / "sweep.jsonl"
+
+    def made() -> Sweep:
+        return model.patch(*(ids[0].tolist() for ids in prompts()), "id:7", "id:9", state=state)
+
+    assert not made().warnings
+    tiny = Edit.scale("L1.mlp", 1.0)  # no metric would tell
+    with pytest.raises(UsageError, match="its edits differ"), model.edited(tiny):
+        made()
+    state.unlink()
+    with model.edited(tiny):
+        assert made().warnings == ("Every run was made under edits: scale L1.mlp x 1.",)
+    with pytest.raises(UsageError, match="its edits differ"):
+        made()
 
 
 # --- memory -------------------------------------------------------------------------------------------------

@@ -10,15 +10,19 @@ import torch
 import zoo
 
 import mainstem
+from mainstem import generating
+from mainstem.attributing import PatchPair
 from mainstem.describing import describe_anatomy
 from mainstem.errors import (
     ChoiceError,
     MainstemError,
+    MetricError,
     NotFiniteError,
     PositionError,
     PromptError,
     TokenError,
     UnitError,
+    UsageError,
 )
 from mainstem.lens_reading import read_lens
 from mainstem.report import as_json
@@ -138,3 +142,86 @@ def test_tokens_are_named_by_id_where_there_is_no_tokenizer() -> None:
     for wrong, words in (("id:200", "0 to 199"), ("id:x", "whole number"), ("", "empty")):
         with pytest.raises(TokenError, match=words):
             model.target(wrong)
+
+
+def letters(seed: int = 3) -> list[list[int]]:
+    """A prompt and one that differs in its second token."""
+    clean = ids_of(6, seed)
+    return [clean, [clean[0], (clean[1] + 1) % 50 + 3, *clean[2:]]]
+
+
+NUMBERS = [
+    (dict(count="3"), "The count is '3'. Give a whole number"),
+    (dict(count=2.5), "The count is 2.5"),
+    (dict(count=0), "0 tokens cannot be written"),
+    (dict(temperature=float("nan")), "temperature of nan has no meaning"),
+    (dict(temperature=float("inf")), "temperature of inf has no meaning"),
+    (dict(temperature=-1), "temperature of -1 has no meaning"),
+    (dict(temperature="warm"), "temperature of 'warm' has no meaning"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NUMBERS)
+def test_numbers_that_a_generation_cannot_be_made_with(options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        opened("llama").generate(ids_of(), **options)
+
+
+def test_at_a_temperature_next_to_none_the_likeliest_token_is_drawn() -> None:
+    model = opened("llama")
+    assert model.generate(ids_of(), 3, temperature=1e-320).ids == model.generate(ids_of(), 3).ids
+    assert model.generate(ids_of(), 3.0).ids == model.generate(ids_of(), 3).ids  # a float that is whole
+
+
+def test_several_prompts_where_one_is_wanted() -> None:
+    model, (clean, corrupted) = opened("llama"), letters()
+    for ask in (
+        lambda: model.generate([clean, clean], 2),
+        lambda: model.patch([clean, clean], [corrupted, corrupted], "id:7", "id:9"),
+        lambda: model.patch_paths([clean, clean], [corrupted, corrupted], answers="id:7", metric="probability"),
+        lambda: model.knock_out_attention([clean, clean]),
+        lambda: model.edge_scores(PatchPair([clean, clean], corrupted, lambda z: z[:, 7])),
+    ):
+        with pytest.raises(PromptError, match="There are 2 prompts where one is wanted. Give them one at a time"):
+            ask()
+
+
+SWEEPS = [
+    (dict(window=1.5, grid="mlp"), UsageError, "The window is 1.5"),
+    (dict(memory="1GB"), UsageError, "The memory is '1GB'"),
+    (dict(memory=float("nan")), UsageError, "The memory is nan"),
+    (dict(position=1.5), UsageError, "The position is 1.5"),
+    (dict(metric=None), MetricError, "None is no metric"),
+    (dict(metric=lambda z: 1.0), MetricError, "gives float for logits.*number for each run"),
+    (dict(metric=lambda z: z[:, 7].tolist()), MetricError, "gives list for"),
+    (dict(metric=lambda z: z[:, 7].numpy()), MetricError, "gives ndarray for"),
+    (dict(metric=lambda z: z[:, 7].sum()), MetricError, r"gives a tensor of shape \[\] for"),
+    (dict(metric=lambda z: z[:, 7:8]), MetricError, r"gives a tensor of shape \[2, 1\] for"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), SWEEPS)
+def test_what_a_sweep_cannot_be_made_with(options: dict, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        opened("llama").patch(*letters(), "id:7", "id:9", **options)
+
+
+def test_a_metric_of_ones_own_may_change_the_logits_it_gets() -> None:
+    model = opened("llama")
+
+    def spoiling(logits: torch.Tensor) -> torch.Tensor:
+        found = logits[:, 7] - logits[:, 9]
+        logits.zero_()
+        return found
+
+    own, named = (model.patch(*letters(), "id:7", "id:9", metric=metric) for metric in (spoiling, "logit-difference"))
+    assert torch.allclose(own.values, named.values, atol=1e-5) and own.error == named.error
+    assert own.metric.endswith("spoiling")
+
+
+def test_one_text_stands_for_a_list_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = opened("llama")
+    one, listed = (model.patch(*letters(), "id:7", "id:9", grid="neurons", units=u) for u in ("L1N1", ["L1N1"]))
+    assert one.rows == listed.rows == ("L1N1",)
+    monkeypatch.setattr(generating, "_likelihood", lambda model, ids, text, edits: text)
+    assert model.compare(letters()[0], count=1, continuations=" Rome").continuations == [" Rome"]

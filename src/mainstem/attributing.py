@@ -23,9 +23,11 @@ from mainstem.causal.attribution_patching import (
 from mainstem.causal.circuit_runs import CircuitQuality, CircuitRunner
 from mainstem.causal.edge_attribution import EdgeScores, edge_attribution, mean_scores
 from mainstem.causal.exact_patching import Agreement, agreement, exact_effects
+from mainstem.causal.metrics import checked_metric
 from mainstem.causal.tracked import Cost, LogitMetric, Prompt, require_same_length
 from mainstem.errors import ChoiceError, UsageError
 from mainstem.explanation import Provenance
+from mainstem.intervening import one_prompt, require_whole_edits
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
@@ -148,12 +150,13 @@ def attribution_patching(
     """
     if direction not in DIRECTIONS:
         raise ChoiceError("direction", direction, DIRECTIONS)
-    base, donor = _prompts(model, pair) if direction == "corrupt" else _prompts(model, pair)[::-1]
-    patcher = AttributionPatcher(model.module, model.anatomy, base, donor, pair.metric, kinds)
+    clean, corrupted, metric = _asked(model, pair)
+    base, donor = (clean, corrupted) if direction == "corrupt" else (corrupted, clean)
+    patcher = AttributionPatcher(model.module, model.anatomy, base, donor, metric, kinds)
     estimates = patcher.estimate(gradient, query_key, steps)
     found = None
     if sample:
-        exact = exact_effects(model.module, patcher.places, base, donor, pair.metric, sample, model.seed)
+        exact = exact_effects(model.module, patcher.places, base, donor, metric, sample, model.seed)
         found = agreement(estimates, exact, seed=model.seed)
     return PatchingEstimates(estimates, found, model.provenance())
 
@@ -176,7 +179,7 @@ def edge_scores(model: "Model", pairs: PatchPair | Sequence[PatchPair], steps: i
         raise UsageError("There is no pair of prompts", None, "Give one at least.")
     made = []
     for pair in several:
-        made.append(edge_attribution(model.module, model.edges, *_prompts(model, pair), pair.metric, steps))
+        made.append(edge_attribution(model.module, model.edges, *_asked(model, pair), steps))
     return mean_scores(made)
 
 
@@ -214,7 +217,7 @@ def circuit(
     chosen = best_edges(wiring, made.scores, size) if by == "edges" else best_nodes(wiring, made.nodes, size)
     qualities = []
     for pair in several:
-        qualities.append(CircuitRunner(model.module, graph, *_prompts(model, pair), pair.metric).quality(chosen))
+        qualities.append(CircuitRunner(model.module, graph, *_asked(model, pair)).quality(chosen))
     edges = []
     for writer, reader in torch.nonzero(chosen).tolist():
         own = graph.readers[reader]
@@ -226,9 +229,10 @@ def circuit(
     return Circuit(by, size, edges, nodes, qualities, made.steps, *certificate, made.cost, model.provenance())
 
 
-def _prompts(model: "Model", pair: PatchPair) -> tuple[Prompt, Prompt]:
-    """The prompts of a pair as runs need them."""
-    inputs = [model.inputs(prompt) for prompt in (pair.clean, pair.corrupted)]
+def _asked(model: "Model", pair: PatchPair) -> tuple[Prompt, Prompt, LogitMetric]:
+    """The prompts of a pair as runs need them, clean and corrupted, and its metric."""
+    require_whole_edits(model)
+    inputs = [one_prompt(model, prompt) for prompt in (pair.clean, pair.corrupted)]
     clean, corrupted = (Prompt(one.ids[0], one.place(pair.position), one.forward) for one in inputs)
     require_same_length(clean, corrupted)
-    return clean, corrupted
+    return clean, corrupted, checked_metric(pair.metric)

@@ -51,14 +51,14 @@ def patch_paths(
     """
     first, second = equal_prompts(model, clean, corrupted, chat)
     rows = rows_of(model, first, position)
-    name, made = metric_of(model, metric, answers, wrong_answers, rows.clean)
+    made = metric_of(model, metric, answers, wrong_answers, lambda: rows.clean)
     units = default_senders(model.anatomy) if senders is None else senders
     found = PathPatching(rows, second.ids[0]).effects(
         [Unit.parse(unit) if isinstance(unit, str) else unit for unit in units],
         [[own] if isinstance(own, str) else list(own) for own in receivers],
         made,
         None if positions is None else [first.place(place) for place in positions],
-        name,
+        made.name,
     )
     return replace(found, provenance=model.provenance())
 

@@ -5,8 +5,10 @@ where it has one. Each generation is then checked: one pass over the whole text 
 must give every written token the same log-probability; where it does not, the text is written again without a cache.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +19,19 @@ from mainstem.analysis import warnings as warn
 from mainstem.causal.edits import Edit
 from mainstem.errors import MainstemError, NotFiniteError, PromptError, UsageError
 from mainstem.generation import Compared, Generated, Likelihood
+from mainstem.intervening import one_prompt
+from mainstem.model.hooks import set_aside
 from mainstem.run.inputs import CACHES, cache_argument, context_length
+from mainstem.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from mainstem.session import Model
 
 SLACK = 1e-3
 """How far cached and uncached log-probabilities may be apart, in nats; more in a coarse dtype."""
+
+_COLDEST = torch.finfo(torch.float64).tiny
+"""The least temperature that can be divided by: nothing but the likeliest token is drawn long before."""
 
 
 def generate(
@@ -45,22 +53,22 @@ def generate(
         chat: whether to wrap text in the model's chat template.
 
     Raises:
-        UsageError: for a count below 1 or a negative temperature.
-        PromptError: if prompt and text do not fit the context.
+        UsageError: for a count below 1, or a temperature that is negative, infinite or no number.
+        PromptError: if prompt and text do not fit the context, or there are several prompts.
         NotFiniteError: if a run under the edits gives NaN; names the layer.
     """
+    count = whole_number("count", count)
     if count < 1:
         raise UsageError(f"{count} tokens cannot be written", None, "Give 1 or more.")
-    if temperature < 0:
-        raise UsageError(f"A temperature of {temperature} has no meaning", None, "Give 0 or more.")
-    ids = model.inputs(prompt, chat).ids
+    if not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
+        raise UsageError(f"A temperature of {temperature!r} has no meaning", None, "Give 0 or more.")
+    ids = one_prompt(model, prompt, chat).ids
     limit = context_length(model.module)
     if limit is not None and ids.shape[1] + count > limit:
         raise PromptError(
             f"{ids.shape[1]} tokens of prompt and {count} written ones do not fit the context of {limit}", None
         )
-    writer = _Writer(model, ids, count, edits, temperature)
-    return writer.best()
+    return _Writer(model, ids, count, edits, float(temperature)).best()
 
 
 def compare(
@@ -68,7 +76,7 @@ def compare(
     prompt: str | Sequence[int],
     edits: Sequence[Edit],
     count: int = 20,
-    continuations: Sequence[str] = (),
+    continuations: str | Sequence[str] = (),
     temperature: float = 0.0,
     chat: bool = False,
 ) -> Compared:
@@ -79,7 +87,7 @@ def compare(
         prompt: text or token ids.
         edits: in the order in which they are made.
         count: how many tokens at most.
-        continuations: texts whose probability after the prompt is wanted.
+        continuations: a text or texts whose probability after the prompt is wanted.
         temperature: as for `generate`.
         chat: whether to wrap text in the model's chat template.
 
@@ -93,7 +101,8 @@ def compare(
     found = warn.chat_warning(bool(getattr(model.tokenizer, "chat_template", None)), chat)
     if edits and plain.log_probabilities == changed.log_probabilities:
         found += warn.unchanged_warning()
-    likelihoods = [_likelihood(model, ids, text, edits) for text in continuations]
+    texts = [continuations] if isinstance(continuations, str) else continuations
+    likelihoods = [_likelihood(model, ids, text, edits) for text in texts]
     return Compared(
         provenance=model.provenance(),
         warnings=[w.as_dict() for w in found],
@@ -156,7 +165,9 @@ class _Writer:
             made = self.write(argument)
         except MainstemError:
             raise
-        except Exception as error:  # the model's own, of any kind
+        except Exception as error:  # of any kind, the model's own or an edit's
+            if self._caches(argument):
+                raise
             made = self.write(None)
             note = f"the model fails with its own cache: {type(error).__name__}: {error}"
             return self._generated(made, self.difference(made), note)
@@ -166,6 +177,15 @@ class _Writer:
         made = self.write(None)
         note = f"with its cache the model's log-probabilities differ by up to {difference:.3g} nats"
         return self._generated(made, self.difference(made), note)
+
+    def _caches(self, argument: str) -> bool:
+        """Whether the model writes with its cache when nothing is edited."""
+        try:
+            with set_aside():
+                _Writer(self.model, self.ids, self.count, (), self.temperature).write(argument)
+        except Exception:  # of any kind
+            return False
+        return True
 
     @torch.no_grad()
     def write(self, argument: str | None) -> _Written:
@@ -206,7 +226,7 @@ class _Writer:
     def _choose(self, log_p: Float[Tensor, " d_vocab"], generator: torch.Generator) -> int:
         if self.temperature == 0:
             return int(log_p.argmax())
-        weights = (log_p / self.temperature).softmax(-1).cpu()
+        weights = ((log_p - log_p.max()) / max(self.temperature, _COLDEST)).softmax(-1).cpu()
         return int(torch.multinomial(weights, 1, generator=generator))
 
     def difference(self, made: _Written) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mainstem.causal.knockouts import Knockouts, knock_out
-from mainstem.intervening import answer_of, rows_of
+from mainstem.intervening import answer_of, one_prompt, rows_of
 
 if TYPE_CHECKING:
     from mainstem.session import Model, Prompt
@@ -37,7 +37,7 @@ def knock_out_attention(
         PositionError: if a position is outside the prompt, or a source after the destination.
         LevelRefusedError: if no layer has heads, or a head's pattern cannot be changed.
     """
-    inputs = model.inputs(prompt, chat)
+    inputs = one_prompt(model, prompt, chat)
     rows = rows_of(model, inputs, position)
     text, ids = answer_of(model, answer, rows.clean)
     if sources is None:

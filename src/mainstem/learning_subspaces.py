@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mainstem.causal.interchange import Counterfactual, Interchange
 from mainstem.causal.subspaces import Subspace, Training, learn
 from mainstem.errors import UsageError
+from mainstem.intervening import require_whole_edits
 from mainstem.points import Point
 from mainstem.targets import check_token_id, parse_token
 
@@ -53,6 +54,7 @@ def learn_subspace(
         UnitError, LevelRefusedError: if the model has no such point, or it is not one vector.
         RunError: if the model cannot be differentiated.
     """
+    require_whole_edits(model)
     examples = [_encoded(model, *example, chat) for example in counterfactuals]
     if not examples:
         raise UsageError("A subspace is learned on counterfactuals", None, "Give some.")

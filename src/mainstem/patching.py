@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from mainstem.causal.metrics import Metric
 from mainstem.causal.patching import Direction, Pair, Progress, Sweep, sweep
 from mainstem.causal.patching_grids import grid as grid_of
 from mainstem.causal.recorded import logits_of
 from mainstem.causal.replay import DEFAULT_MEMORY
+from mainstem.generating import described
+from mainstem.intervening import metric_of, one_prompt, require_whole_edits
 from mainstem.run.inputs import Inputs
 from mainstem.units import Unit
+from mainstem.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from mainstem.session import Model, Prompt
@@ -30,7 +34,7 @@ def patch(
     direction: Direction = "denoising",
     *,
     window: int = 1,
-    units: Sequence[Unit | str] = (),
+    units: Unit | str | Sequence[Unit | str] = (),
     position: int = -1,
     chat: bool = False,
     memory: int = DEFAULT_MEMORY,
@@ -50,7 +54,7 @@ def patch(
         grid: `resid`, `attn`, `mlp`, `mixer`, `heads`, `heads-positions` or `neurons`.
         direction: `denoising` (clean values into the corrupted run) or `noising` (the other way).
         window: for `attn`, `mlp` and `mixer`: how many consecutive sublayers a cell patches.
-        units: for `neurons`: addresses.
+        units: for `neurons`: an address, or several.
         position: the destination, negative from the end.
         chat: whether to wrap text in the model's chat template.
         memory: the bytes that the sweep may take beside the model.
@@ -58,50 +62,46 @@ def patch(
         progress: called with the number of cells done and of all cells, after each batch.
 
     Raises:
-        PromptError: if the prompts are not of equal length, or the same.
+        PromptError: if the prompts are not of equal length, or the same, or one is a batch.
+        EditError: if an edit of one row of a batch holds.
         ChoiceError, UsageError, UnitError, LevelRefusedError: if the grid cannot be made for this model.
         TokenError, TargetError, MetricError: if an answer is no token, or the metric is the same on both prompts.
         NotFiniteError: if a run gives NaN; names the first layer.
         CertificateError: if a cell comes out differently in a full forward of its own.
     """
-    first, second = (model.inputs(prompt, chat) for prompt in (clean, corrupted))
+    require_whole_edits(model)
+    first, second = (one_prompt(model, prompt, chat) for prompt in (clean, corrupted))
     place = first.place(position)
-    chosen = _metric(model, metric, answers, wrong_answers, first, place)
+    chosen = metric_of(model, metric, answers, wrong_answers, lambda: _logits(model, first, place))
     pair = Pair(first.ids, second.ids, place, chosen)
     anatomy = model.anatomy
+    edits = [described(edit) for edit in model.edits]
     labels = _labels(model, first, second)[: place + 1 if anatomy.causal else None]
     made = sweep(
         model.module,
         anatomy,
         pair,
-        grid_of(anatomy, grid, labels, window, units),
+        grid_of(anatomy, grid, labels, window, [units] if isinstance(units, str | Unit) else units),
         direction,
-        memory,
+        whole_number("memory", memory, 1),
         Path(state) if state is not None else None,
-        {"model": model.loaded.name, "revision": model.loaded.revision, "dtype": model.loaded.dtype},
+        {
+            "model": model.loaded.name,
+            "revision": model.loaded.revision,
+            "dtype": model.loaded.dtype,
+            "edits": edits,
+        },
         progress,
         model.seed,
         **first.forward,
     )
-    return replace(made, provenance=model.provenance())
+    under = (f"Every run was made under edits: {'; '.join(edits)}.",) if edits else ()
+    return replace(made, warnings=(*made.warnings, *under), provenance=model.provenance())
 
 
-def _metric(
-    model: "Model",
-    metric: str | Callable[..., Any],
-    answers: str | Sequence[str],
-    wrong_answers: str | Sequence[str],
-    clean: Inputs,
-    place: int,
-) -> Callable[..., Any]:
-    if not isinstance(metric, str):
-        return metric
-    right, wrong = (model.target(given).ids if given else () for given in (answers, wrong_answers))
-    logits = None
-    if metric == "kl":
-        with torch.no_grad():
-            logits = logits_of(model.module(input_ids=clean.ids, **clean.forward))[0, place]
-    return Metric(metric, right, wrong, logits)  # type: ignore[arg-type]
+@torch.no_grad()
+def _logits(model: "Model", inputs: Inputs, place: int) -> Float[Tensor, " d_vocab"]:
+    return logits_of(model.module(input_ids=inputs.ids, **inputs.forward))[0, place]
 
 
 def _labels(model: "Model", first: Inputs, second: Inputs) -> list[str]:

@@ -14,6 +14,7 @@ from mainstem.analysis.queries import TOTALS, Query, Shares, query_totals, read_
 from mainstem.causal.query_check import QueryCheck, check_queries
 from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.explanation import Queries, QueryRow, QueryTotals
+from mainstem.intervening import require_whole_edits
 from mainstem.model.graph import maps_to_root
 from mainstem.run.inputs import base_arguments
 from mainstem.targets import Target
@@ -183,6 +184,7 @@ def check(
         raise UsageError(f"Nothing of these kinds activates {wanted}", ", ".join(kinds), "Name other kinds.")
     ids = trace.inputs.ids[row : row + 1, trace.inputs.padding[row] :]
     trace.run.require_same_edits()
+    require_whole_edits(trace.model)
     module, anatomy = trace.model.module, trace.model.anatomy
     destination, seed = trace.inputs.place(position, row), trace.model.seed
     return check_queries(

@@ -11,6 +11,7 @@ from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.scores import RULES, Scores, check_score, chosen_groups, score_all
 from mainstem.causal.gradients import STEPS, Differentiator, Integrated
 from mainstem.errors import ChoiceError, UsageError
+from mainstem.intervening import require_whole_edits
 from mainstem.model.anatomy import Anatomy
 from mainstem.run.inputs import base_arguments
 from mainstem.targets import Target
@@ -75,6 +76,7 @@ def measured(
 ) -> tuple[list[Tensor], list[str]]:
     """A score that needs the model to run again, one tensor for each of `chosen_groups`, and notes on it."""
     trace.run.require_same_edits()
+    require_whole_edits(trace.model)
     module, inputs = trace.model.module, trace.inputs
     ids = inputs.ids[row, inputs.padding[row] :]
     differentiator = Differentiator(module, decomposition, target, ids, kinds, **base_arguments(module))

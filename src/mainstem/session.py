@@ -345,7 +345,8 @@ class Model:
             LevelRefusedError: if a sublayer's reads cannot be told apart; names it.
         """
         ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
-        return edge_graph(self.module, self.anatomy, ids, **base_arguments(self.module))
+        with set_aside():  # as for the labels
+            return edge_graph(self.module, self.anatomy, ids, **base_arguments(self.module))
 
     def attribution_patching(self, pair: PatchPair, **options: Any) -> PatchingEstimates:
         """What patching each unit would do, estimated; see `mainstem.attributing.attribution_patching`."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.causal.causal_tracing import KINDS, CausalTrace, noised, replaced, trace_causes
 from mainstem.errors import UsageError
-from mainstem.intervening import MetricOf, answer_of, equal_prompts, metric_of, rows_of
+from mainstem.intervening import MetricOf, answer_of, equal_prompts, metric_of, one_prompt, rows_of
 
 if TYPE_CHECKING:
     from mainstem.session import Model, Prompt
@@ -60,12 +60,12 @@ def causal_trace(
         rows = rows_of(model, inputs, position)
         runs, words = replaced(other.ids[0]), "replaced tokens"
     else:
-        inputs = model.inputs(clean, chat)
+        inputs = one_prompt(model, clean, chat)
         rows = rows_of(model, inputs, position)
         places = [inputs.place(place) for place in subject]
         runs = noised(rows, places, noise, draws, model.seed)
         words = f"noise of {noise:g} standard deviations at {places}, {draws} draws"
     if not answers:
         answers = [f"id:{token}" for token in answer_of(model, (), rows.clean)[1]]
-    name, made = metric_of(model, metric, answers, wrong_answers, rows.clean)
-    return replace(trace_causes(rows, runs, made, kinds, window, words, name), provenance=model.provenance())
+    made = metric_of(model, metric, answers, wrong_answers, lambda: rows.clean)
+    return replace(trace_causes(rows, runs, made, kinds, window, words, made.name), provenance=model.provenance())

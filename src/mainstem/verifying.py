@@ -18,6 +18,7 @@ from mainstem.causal.outcomes import NAMED, Verification
 from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
 from mainstem.causal.verdict import Question, outcome, verify
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
+from mainstem.intervening import require_whole_edits
 from mainstem.run.inputs import base_arguments, context_length
 from mainstem.scoring import measured_levels
 from mainstem.targets import Target
@@ -67,8 +68,10 @@ def verify_trace(
     Raises:
         ChoiceError, UsageError: for an unknown score or kind, a count below 0, or nothing to take out.
         LevelRefusedError: if neurons cannot be had.
+        EditError: if an edit of one row of a batch holds.
     """
     trace.run.require_same_edits()
+    require_whole_edits(trace.model)
     counts = dict(COUNTS if counts is None else counts)
     check_score(score, norm, rivals=bool(target.against))
     _check(trace, counts, target)

@@ -24,6 +24,7 @@ from mainstem.errors import LevelRefusedError, PositionError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.points import Point
 from mainstem.units import Unit
+from mainstem.whole_numbers import whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ def windows(layers: Sequence[int], width: int) -> list[list[int]]:
     Raises:
         UsageError: if a window holds nothing.
     """
+    width = whole_number("window", width)
     if width < 1:
         raise UsageError(f"A window of {width} layers holds nothing", None, "Give 1 or more.")
     return [[near for near in layers if layer - (width - 1) // 2 <= near <= layer + width // 2] for layer in layers]

@@ -20,8 +20,9 @@ float64 sum's own rounding for `kl`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -86,6 +87,52 @@ class Metric:
             return _divergence(self.clean_logits.to(z).log_softmax(-1), log_p)
         log_probability = log_p[:, list(self.answers)].logsumexp(-1)
         return log_probability if self.name == "log-probability" else log_probability.exp()
+
+
+@dataclass(frozen=True, eq=False)
+class OwnMetric:
+    """A caller's own function of logits; it gets a copy of them, and what it gives is checked."""
+
+    function: Callable[[Float[Tensor, "run d_vocab"]], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise MetricError(f"{self.function!r} is no metric", None, f"Give a function, or {', '.join(METRICS)}.")
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return metric_name(self.function)
+
+    def __call__(self, logits: Float[Tensor, "run d_vocab"]) -> Float[Tensor, " run"]:
+        """The metric of each run.
+
+        Raises:
+            MetricError: if it is not one number for each run.
+        """
+        found = self.function(logits.clone())
+        if not isinstance(found, Tensor) or found.shape != logits.shape[:1] or found.is_complex():
+            shape = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise MetricError(
+                f"The metric gives {shape} for logits of shape {list(logits.shape)}",
+                self.name,
+                "Give a tensor of one number for each run: its shape is [run].",
+            )
+        return found
+
+
+def checked_metric(metric: Any) -> "Metric | OwnMetric":
+    """A metric as it is, or a caller's own with its results checked.
+
+    Raises:
+        MetricError: if it cannot be called.
+    """
+    return metric if isinstance(metric, Metric) else OwnMetric(metric)
+
+
+def metric_name(metric: Callable[..., Any]) -> str:
+    """A metric's name, or that of a function."""
+    return str(getattr(metric, "name", None) or getattr(metric, "__qualname__", type(metric).__name__))
 
 
 @dataclass(frozen=True, eq=False)

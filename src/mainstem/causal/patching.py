@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mainstem.causal.ablation import alike
 from mainstem.causal.changes import Change, Pass, copied_by_token, set_by_position
-from mainstem.causal.metrics import Metric, normalised
+from mainstem.causal.metrics import Metric, metric_name, normalised
 from mainstem.causal.patching_grids import Cell, Grid
 from mainstem.causal.recorded import logits_of
 from mainstem.causal.replay import DEFAULT_MEMORY, Replay
@@ -128,9 +128,7 @@ class Pair:
     @property
     def metric_name(self) -> str:
         """The metric's name, or that of the function."""
-        return str(
-            getattr(self.metric, "name", None) or getattr(self.metric, "__qualname__", type(self.metric).__name__)
-        )
+        return metric_name(self.metric)
 
 
 def sweep(

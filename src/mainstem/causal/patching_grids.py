@@ -21,6 +21,7 @@ from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site
 from mainstem.units import Unit
+from mainstem.whole_numbers import whole_number
 
 GridName = Literal["resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons"]
 GRIDS: tuple[GridName, ...] = get_args(GridName)
@@ -90,6 +91,7 @@ def grid(
         raise ChoiceError("grid", name, GRIDS)
     if units and name != "neurons":
         raise UsageError(f"The grid {name} takes no units", None, "Leave them out, or take the grid neurons.")
+    window = whole_number("window", window)
     if window != 1 and name not in WRITES:
         raise UsageError(f"The grid {name} takes no window", None, f"Windows are for {', '.join(WRITES)}.")
     if name == "resid":

@@ -1,7 +1,8 @@
 """The file that an interrupted sweep goes on from: one line for what it is a sweep of, and one for each cell.
 
 Lines are appended and flushed as cells are done. A line that a kill cut off is dropped at the next opening, and its
-cell computed again: no cell is lost, and none counted twice. A file of another sweep is refused. What identifies a
+cell computed again: no cell is lost, and none counted twice. A file of another sweep is refused, and so is every
+other file that holds anything. What identifies a
 sweep is what was asked for, and the metric on the two unpatched runs, which another model or metric of the same name
 would change.
 """
@@ -11,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mainstem.errors import UsageError
 
@@ -20,6 +21,7 @@ CLOSE = 1e-3
 other kernels round otherwise, but no other model comes as close on both."""
 
 _KIND = "mainstem sweep"
+_REMEDY = "Name another file, or delete this one to begin anew."
 
 
 class SweepState:
@@ -31,7 +33,8 @@ class SweepState:
         measured: the metric on the unpatched runs.
 
     Raises:
-        UsageError: if the file is of another sweep, no such file, or cannot be written.
+        UsageError: if the file is of another sweep, no such file, or cannot be written; if one of its lines, but for a
+            last one without an end, is no cell, names the line.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], measured: Mapping[str, float]) -> None:
@@ -39,11 +42,11 @@ class SweepState:
         self.done: dict[int, float] = {}
         head = {"kind": _KIND, "of": json.loads(json.dumps(identity)), "measured": dict(measured)}
         try:
-            lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-            if len(lines) > 1:  # the first line is whole
-                self._require_same(lines[0], head)
-                self.done = dict(_cell(line) for line in lines[1:-1])
-            self._rewrite(head if len(lines) < 2 else json.loads(lines[0]))
+            first, *lines = (path.read_bytes() if path.exists() else b"").split(b"\n")
+            if first or lines:
+                head = self._same(first, head)
+                self.done = dict(self._cell(line, 2 + i) for i, line in enumerate(lines[:-1]))
+            self._rewrite(head)
         except OSError as error:
             raise UsageError(
                 f"The state of the sweep cannot be kept: {error.strerror}",
@@ -67,25 +70,38 @@ class SweepState:
             file.flush()
             os.fsync(file.fileno())
 
-    def _require_same(self, line: str, head: Mapping[str, Any]) -> None:
-        try:
-            found = json.loads(line)
-            known = found["kind"] == _KIND
-        except (ValueError, KeyError, TypeError):
-            known = False
-        remedy = "Name another file, or delete this one to begin anew."
-        if not known:
-            raise UsageError("This is not the state of a sweep", str(self.path), remedy)
-        other = [name for name, value in head["of"].items() if found["of"].get(name) != value]
+    def _same(self, line: bytes, head: Mapping[str, Any]) -> dict[str, Any]:
+        """The file's own first line, refused if it is not one of the same sweep."""
+        found = _object(line)
+        of, measured = found.get("of"), found.get("measured")
+        if found.get("kind") != _KIND or not isinstance(of, dict) or not isinstance(measured, dict):
+            raise UsageError("This is not the state of a sweep", str(self.path), _REMEDY)
+        other = [name for name, value in head["of"].items() if of.get(name) != value]
         if not other:
             scale = max(abs(value) for value in head["measured"].values())
-            close = {"rel_tol": 0.0, "abs_tol": CLOSE * scale}
-            pairs = [(found["measured"].get(name, math.nan), value) for name, value in head["measured"].items()]
-            other = [] if all(math.isclose(a, b, **close) for a, b in pairs) else ["metric on the unpatched runs"]
+            pairs = [(measured.get(name), value) for name, value in head["measured"].items()]
+            close = all(_number(a) and math.isclose(a, b, rel_tol=0.0, abs_tol=CLOSE * scale) for a, b in pairs)
+            other = [] if close else ["metric on the unpatched runs"]
         if other:
-            raise UsageError(f"This file is of another sweep: its {', '.join(other)} differ", str(self.path), remedy)
+            raise UsageError(f"This file is of another sweep: its {', '.join(other)} differ", str(self.path), _REMEDY)
+        return found
+
+    def _cell(self, line: bytes, number: int) -> tuple[int, float]:
+        row = _object(line)
+        cell, value = row.get("cell"), row.get("value")
+        if not isinstance(cell, int) or not _number(value):
+            raise UsageError("This line is no cell of a sweep", f"{self.path}, line {number}", _REMEDY)
+        return cell, float(value)
 
 
-def _cell(line: str) -> tuple[int, float]:
-    row = json.loads(line)
-    return int(row["cell"]), float(row["value"])
+def _object(line: bytes) -> dict[str, Any]:
+    """What a line holds; nothing if that is no JSON object."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):  # bytes that are no text, too
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float)

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mainstem.errors import PositionError, PromptError, TokenError
+from mainstem.whole_numbers import whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +25,14 @@ class Inputs:
         """The number of real tokens of a row."""
         return self.ids.shape[1] - self.padding[row]
 
-    def place(self, position: int, row: int = 0) -> int:
+    def place(self, position: Any, row: int = 0) -> int:
         """A position of the prompt (negative: from the end) counted from its first token.
 
         Raises:
             PositionError: if the prompt has no such position.
+            UsageError: if it is no whole number.
         """
-        length = self.length(row)
+        position, length = whole_number("position", position), self.length(row)
         if not -length <= position < length:
             raise PositionError(
                 f"Position {position} is outside the prompt",
