@@ -16,6 +16,7 @@ from mainstem.analysis.certificate import check_reads
 from mainstem.analysis.decompose import decompose
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.discovery import discover
+from mainstem.model.layouts import PositionAxis
 from mainstem.run.moment import Moment
 from mainstem.tracing import Trace
 
@@ -54,12 +55,26 @@ def test_projections_whose_positions_are_on_a_later_axis_are_reads() -> None:
     model, anatomy, here = made("einsum_sinks")
     assert roles(anatomy, "attn") == [("query", "key", "value")]
     for read, block in zip([r for r in anatomy.reads if r.axis is not None], model.blocks, strict=True):
-        assert read.axis == 3
+        assert read.axis == PositionAxis(3, (1,))
         assert torch.equal(read.weight, block.attention.qkv.reshape(-1, handmade.WIDTH))
     check = check_reads(decompose(here))
     assert check.holds and check.worst < 1e-5
     turned = [replace(r, weight=r.weight.roll(1, 0)) if r.axis is not None else r for r in anatomy.reads]
     assert not check_reads(decompose(replace(here, anatomy=replace(anatomy, reads=tuple(turned))))).holds
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+def test_a_batch_as_large_as_another_axis_is_told_apart(rows: int) -> None:
+    """The axes of [3, batch, 4 heads, pos, 4] are told apart by what they were in the recording, not by their sizes."""
+    model = mainstem.open(made("einsum_sinks")[0])
+    prompts = [zoo.prompt(LENGTH, seed)[0].tolist() for seed in range(rows)]
+    several = Trace(model, model.inputs(prompts), (-1,))
+    for row, ids in enumerate(prompts):
+        decomposition = several.decompose("sublayers", row=row)
+        assert check_reads(decomposition).holds
+        alone = Trace(model, model.inputs(ids), (-1,)).decompose("sublayers")
+        for read, own in zip(decomposition.moment.reads, alone.moment.reads, strict=True):
+            assert torch.allclose(read, own, atol=1e-5)
 
 
 # --- experts ------------------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ def equal_prompts(model: "Model", clean: "Prompt", corrupted: "Prompt", chat: bo
         PromptError, TokenError: if a prompt is not to be had.
     """
     first, second = (one_prompt(model, prompt, chat) for prompt in (clean, corrupted))
-    encode_pair(PromptPair(*(tuple(one.ids[0].tolist()) for one in (first, second)), ()), model.encoder)
+    ids, others = (tuple(one.ids[0].tolist()) for one in (first, second))
+    encode_pair(PromptPair(ids, others, ()), model.encoder)
     return first, second
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from mainstem.model.activation import Activation
 from mainstem.model.graph import StreamGraph
 from mainstem.model.hooks import Site
+from mainstem.model.layouts import PositionAxis
 from mainstem.model.norms import Norm
 from mainstem.model.program import Program
 from mainstem.units import Unit
@@ -57,7 +58,7 @@ class PreStep:
 
     factor: Tensor | None = None
     gate_site: Site | None = None
-    gate_axis: int = 0
+    gate_axis: PositionAxis | None = None
     columns: Tensor | None = None
     groups: Tensor | None = None
     eps: float = 0.0
@@ -174,7 +175,7 @@ class Read:
     dtype: torch.dtype
     input_site: Site
     head_norm: Norm | None = None
-    axis: int | None = None
+    axis: PositionAxis | None = None
 
 
 @dataclass(frozen=True, eq=False)

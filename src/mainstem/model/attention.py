@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mainstem.model.anatomy import AttentionCore, PreStep
 from mainstem.model.hooks import Site
-from mainstem.model.layouts import by_position, fit_output_layout, repeats
+from mainstem.model.layouts import PositionAxis, by_position, fit_output_layout, repeats
 from mainstem.model.paths import FUSED, Path, PathStep, pattern_operands
 from mainstem.model.program import argument_slot
 from mainstem.model.recorder import Call, Value
@@ -140,12 +140,13 @@ def _pre_step(number: int, steps: list[PathStep], finder: SiteFinder, positions:
             raise UnsplittableError("a gate on attention's result has no axis of positions")
         numbers = torch.arange(gate.tensor.numel()).reshape(gate.shape)
         wanted = channels(numbers)
-        rows = by_position(numbers, axes[0], 1, positions)[0]
+        axis = PositionAxis.of(gate.shape, axes[0])
+        rows = by_position(numbers, axis, 1, positions)[0]
         place = {int(value): column for column, value in enumerate(rows[0].tolist())}
         columns = torch.tensor([place.get(int(value), 0) for value in wanted[0].tolist()])
         if not torch.equal(rows[:, columns], wanted):
             raise UnsplittableError("a gate on attention's result mixes positions")
-        return PreStep(gate_site=finder.site(gate), gate_axis=axes[0], columns=columns)
+        return PreStep(gate_site=finder.site(gate), gate_axis=axis, columns=columns)
     assert step.norm is not None
     if step.norm.centred or step.norm.bias is not None:
         raise UnsplittableError("a centring norm between attention and its output matrix mixes the heads")

@@ -8,13 +8,16 @@ The recording has batch 1 and a number of positions that divides no size of the 
 cannot be mistaken for another.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import permutations
+from typing import Self
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
+from mainstem.errors import RunError
 from mainstem.model.hooks import Site
 
 
@@ -107,12 +110,37 @@ def by_token(tensor: Tensor, site: Site, batch: int, positions: int) -> Tensor:
     return tensor.reshape(batch, positions, -1)
 
 
-def by_position(tensor: Tensor, axis: int, batch: int, positions: int) -> Tensor:
-    """A run's tensor as [batch, positions, rest], where `axis` held the positions in the recording."""
-    if tensor.shape[axis] == positions and batch > 1:
-        other = next(i for i, size in enumerate(tensor.shape) if size == batch and i != axis)
-        return tensor.movedim((other, axis), (0, 1)).reshape(batch, positions, -1)
-    moved = tensor.movedim(axis, 0)
+@dataclass(frozen=True)
+class PositionAxis:
+    """Where a value has its positions: `index` of the axis, and the axes that had one entry in the recording.
+
+    The recording's batch is 1, so its axis is one of `single`; the others of them have one entry in every run.
+    """
+
+    index: int
+    single: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], index: int) -> Self:
+        """Of a value of this shape in the recording."""
+        return cls(index, tuple(axis for axis, size in enumerate(shape) if size == 1))
+
+
+def by_position(tensor: Tensor, axis: PositionAxis, batch: int, positions: int) -> Tensor:
+    """A run's tensor as [batch, positions, rest], where `axis` held the positions in the recording.
+
+    Raises:
+        RunError: if the rows of the batch are not on an axis of their own, nor joined with the positions.
+    """
+    if tensor.shape[axis.index] == positions and batch > 1:
+        rows = [single for single in axis.single if tensor.shape[single] == batch]
+        if rows:
+            return tensor.movedim((rows[0], axis.index), (0, 1)).reshape(batch, positions, -1)
+    moved = tensor.movedim(axis.index, 0)
     if batch == 1 or moved.shape[0] == batch * positions:
         return moved.reshape(batch, positions, -1)
-    raise ValueError("positions are not on the axis where the anatomy saw them")
+    raise RunError(
+        f"The {batch} prompts of a batch are not told apart in a value of shape {list(tensor.shape)}",
+        None,
+        "Run the prompts one at a time.",
+    )

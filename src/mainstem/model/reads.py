@@ -17,6 +17,7 @@ from mainstem.model.behaviour import index_map
 from mainstem.model.expert_reads import experts_source
 from mainstem.model.head_norms import head_norm
 from mainstem.model.labels import Labelled
+from mainstem.model.layouts import PositionAxis
 from mainstem.model.norms import Norm
 from mainstem.model.paths import FUSED, Path, linear_map, pattern_operands
 from mainstem.model.program import one_call
@@ -290,7 +291,9 @@ def _read(
         dtype=value.tensor.dtype,
         input_site=finder.arguments(value.call, source),
         head_norm=None if operand is None or roles.roles[value.id] == ["value"] else head_norm(operand, value),
-        axis=axis if axis is not None and any(size != 1 for size in value.shape[:axis]) else None,
+        axis=PositionAxis.of(value.shape, axis)
+        if axis is not None and any(size != 1 for size in value.shape[:axis])
+        else None,
     )
     return read, source, stream
 

@@ -20,7 +20,7 @@ from mainstem.model.expert_reads import ReadRows, read_rows
 from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_sum
 from mainstem.model.graph import Gate, SumNode
 from mainstem.model.hooks import Site, Tap, tapped
-from mainstem.model.layouts import by_position, by_token
+from mainstem.model.layouts import PositionAxis, by_position, by_token
 from mainstem.model.recorder import recorded_call
 from mainstem.model.views import heads_first, pattern_rows, query_rows
 
@@ -189,11 +189,11 @@ def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> Non
     run = out.attention[core.site] = AttentionRun(causal=core.causal, scaling=core.scaling)
     keeper.taps.append((core.site, _attention_tap(keeper, core, run)))
     for step in core.steps:
-        if step.gate_site is not None:
+        if step.gate_site is not None and step.gate_axis is not None:
             keeper.keep(step.gate_site, _setter(run.gates, step.gate_site), _rows(keeper, step.gate_axis))
 
 
-def _rows(keeper: _Keeper, axis: int):
+def _rows(keeper: _Keeper, axis: PositionAxis):
     """Rows at the destinations of what has its positions on an axis of its own."""
     return lambda t, site: keeper.at(by_position(t, axis, keeper.batch, keeper.positions))
 
