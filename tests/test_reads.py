@@ -128,7 +128,7 @@ def test_experts_reads_are_those_of_the_asked_position_of_the_asked_prompt() -> 
     model = mainstem.open(made("mixtral")[0])
     long, short = zoo.prompt(9, seed=1)[0].tolist(), zoo.prompt(6, seed=2)[0].tolist()
     alone = model.trace(short, positions=(2, -1))
-    batch = Trace(model, model._inputs([long, short], False), (2, -1))
+    batch = Trace(model, model.inputs([long, short]), (2, -1))
     for position in (2, -1):
         assert alone.reads(position).holds
         assert batch.reads(position, row=1).holds and batch.reads(position, row=0).holds
