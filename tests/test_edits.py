@@ -9,7 +9,15 @@ import mainstem
 from mainstem import Edit, Model, Unit
 from mainstem.attributing import PatchPair
 from mainstem.causal.edits import Method
-from mainstem.errors import EditError, LevelRefusedError, NotFiniteError, PositionError, RunError, UnitError
+from mainstem.errors import (
+    CertificateError,
+    EditError,
+    LevelRefusedError,
+    NotFiniteError,
+    PositionError,
+    RunError,
+    UnitError,
+)
 from mainstem.points import Point
 from mainstem.run.inputs import CACHES
 
@@ -392,6 +400,8 @@ def test_a_trace_belongs_to_its_edits() -> None:
     trace.logits(2)
     with pytest.raises(RunError, match="edits"):
         trace.logits(3)
+    with model.edited(Edit.zero("L1.mlp")), pytest.raises(CertificateError, match="under edits of L1.mlp"):
+        model.trace(prompt(1)).decompose("neurons")
     with pytest.raises(RunError, match="edits"), model.edited(Edit.patch("L1.mlp", trace)):
         pass
 
@@ -534,8 +544,8 @@ RERUNS = {
 def test_what_makes_batches_of_its_own_refuses_edits_of_one_row(rerun) -> None:
     model = opened("llama")
     with (
-        model.edited(Edit.zero("L1.mlp", row=1)),
-        pytest.raises(EditError, match="L1.mlp holds for row 1 .*for every row: leave out `row`"),
+        model.edited(Edit.scale("embed", 1.5, row=0)),
+        pytest.raises(EditError, match="embed holds for row 0 .*for every row: leave out `row`"),
     ):
         rerun(model, model.trace(prompt(1)))
 

@@ -21,6 +21,7 @@ from mainstem.analysis.unit_tokens import DIRECTIONS
 from mainstem.causal.outcomes import Verification
 from mainstem.causal.query_check import QueryCheck
 from mainstem.causal.repair import Repairs
+from mainstem.errors import CertificateError
 from mainstem.explaining import explain
 from mainstem.explanation import Explanation, Queries, QueryTotals
 from mainstem.querying import check, queries, totals
@@ -70,7 +71,14 @@ class Trace:
         """
         made = decompose(self.run.moment(position, row), level)
         certificate = certify(made)
-        certificate.require()
+        try:
+            certificate.require()
+        except CertificateError as error:
+            if not self.run.edits:
+                raise
+            points = ", ".join(str(edit.at) for edit in self.run.edits)
+            remedy = f"The run was made under edits of {points}: parts no longer add up to what was given as a whole."
+            raise CertificateError(error.what, error.where, remedy) from None
         return replace(made, certificate=certificate)
 
     def reads(self, position: int = -1, row: int = 0) -> Check:
