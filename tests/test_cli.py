@@ -434,7 +434,7 @@ def test_a_model_without_a_tokenizer_takes_ids(run, directory):
 
 def test_text_that_the_tokenizer_splits_inside_a_character_is_explained(run):
     """Pieces of a character are shown in the vocabulary's own spelling, every one of them."""
-    for form in options.FORMATS:
+    for form in ("table", "json", "html"):
         code, out, _ = run("explain", "a 😀é", "--format", form)
         assert code == 0
     tokens = json.loads(run("explain", "a 😀é", "-f", "json")[1])["prompt"]["tokens"]
@@ -503,10 +503,23 @@ def test_version():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted():
     with in_a_process("explain", "-", stdin=subprocess.PIPE) as process:
-        time.sleep(1.5)  # it reads the prompt, and there is none
+        time.sleep(2)  # it begins, or reads the prompt, and there is none
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "mainstem: interrupted\n")
+
+
+def test_interrupted_before_a_command_runs(monkeypatch, capsys):
+    from mainstem.cli import app, run
+
+    def leaves(**_):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(130)  # as the library of the command line does, without a word
+
+    monkeypatch.setattr(app, "app", leaves)
+    assert run(["explain", "-"]) == 130 and capsys.readouterr().err == "mainstem: interrupted\n"
 
 
 @pytest.mark.slow

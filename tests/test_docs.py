@@ -108,7 +108,8 @@ def examples(page: Path) -> list[doctest.Example]:
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
 def test_examples_run(page: Path, demo_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the default model, which is opened once for all tests."""
-    monkeypatch.setattr(mainstem, "open", lambda source: demo_model if source == "demo" else pytest.fail(source))
+    opened = mainstem.open
+    monkeypatch.setattr(mainstem, "open", lambda source: demo_model if source == "demo" else opened(source))
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # so that errors are Mainstem's own
     runner = doctest.DocTestRunner(optionflags=OPTIONS)
     text = page.read_text(encoding="utf-8")

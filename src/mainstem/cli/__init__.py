@@ -1,4 +1,4 @@
-"""The command line: `mainstem explain`, `anatomy`, `lens`.
+"""The command line: `mainstem explain`, `anatomy`, `lens`, `steer`, `patch`, `reproduce`.
 
 A command parses, calls the session, and hands a plain result to `mainstem.report`; it computes nothing. Exit status:
 0 done, 1 a refusal or failure that is explained, 2 wrong usage, 130 interrupted, 141 nobody reads the output any more.
@@ -30,8 +30,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         app(args=None if arguments is None else list(arguments), prog_name="mainstem")
     except SystemExit as exit:
+        if _by_an_interrupt(exit):  # before a command ran, where the library leaves without a word
+            print("mainstem: interrupted", file=sys.stderr)
         return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     except KeyboardInterrupt:
         print("mainstem: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _by_an_interrupt(error: BaseException) -> bool:
+    """Whether an interrupt is behind an error."""
+    behind = error.__cause__ or error.__context__
+    return behind is not None and (isinstance(behind, KeyboardInterrupt) or _by_an_interrupt(behind))
