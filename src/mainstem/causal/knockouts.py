@@ -116,7 +116,7 @@ def _heads(anatomy: Anatomy) -> dict[int, list[Attending]]:
 
 
 def _change(piece: Attending, sources: tuple[int, ...], rows: EditedRows) -> HeadChange:
-    new = Knockout(sources).new(Point("pattern"), 0, None, True)
+    new = Knockout(sources).rows(sinks=not piece.core.fused)
     return HeadChange(piece.core, piece.head, "pattern", new, (rows.position,))
 
 
