@@ -319,9 +319,9 @@ def _places(positions: Any) -> Places:
     if positions is None or isinstance(positions, str) and positions in ("prompt", "generated"):
         return positions  # type: ignore[return-value]
     try:
-        given = positions.tolist() if hasattr(positions, "tolist") else positions
-        places = tuple(operator.index(place) for place in (given if hasattr(given, "__iter__") else [given]))
-    except TypeError:
+        given: Any = positions if isinstance(positions, str) else torch.as_tensor(positions).flatten().tolist()
+        places = tuple(operator.index(place) for place in given)
+    except (TypeError, ValueError, RuntimeError):
         places = ()
     if not places:
         raise PositionError(
