@@ -8,6 +8,7 @@ from torch import nn
 import mainstem
 from mainstem import Edit, Model, Unit
 from mainstem.attributing import PatchPair
+from mainstem.causal.edited import unedited
 from mainstem.causal.edits import Method
 from mainstem.errors import (
     CertificateError,
@@ -97,24 +98,18 @@ def test_without_any_write_every_position_reads_the_same(family: str) -> None:
 
 def identities(model: Model) -> list[str]:
     """A point of every kind that the model has."""
-    anatomy, found = model.anatomy, ["L1.resid_pre", "resid_final", "norm"]
+    found = ["L1.resid_pre", "resid_final", "norm"]
     for sublayer in ("L1.attn", "L1.mlp", "L1.mixer"):
         found += [sublayer, f"{sublayer}.input", f"{sublayer}.norm"]
     found += ["L1H1", "L1H1.0", "L1N2", "L1S0N1", *(f"L1H1.{what}" for what in ("query", "key", "value", "pattern"))]
     known = []
     for point in found:
         try:
-            with (
-                model.edited(Edit.scale(point, 1.0))
-                if "norm" not in point
-                else model.edited(Edit.freeze(point, prompt(1)))
-            ):
+            with model.edited(Edit.patch(point, prompt(1))):
                 known.append(point)
         except (UnitError, LevelRefusedError):
             continue
-        except EditError:
-            known.append(point)  # patterns are not scaled by every model
-    assert len(known) > 3, anatomy.sizes
+    assert len(known) > 3
     return known
 
 
@@ -388,6 +383,29 @@ def test_nested_contexts_and_exceptions() -> None:
     assert torch.equal(logits(model, prompt(1)), clean) and hooks(model.module) == 0 and model.edits == ()
 
 
+def test_edits_hold_again_after_the_model_itself_was_run() -> None:
+    model = opened("llama", attn_implementation="sdpa")
+    edits = [Edit.scale("L1.mlp", 2.0), Edit.scale("L1H1.query", 2.0)]
+    clean, alone = logits(model, prompt(1)), logits(model, prompt(1), edits[0])
+    changed = logits(model, prompt(1), *edits)
+    with model.edited(*edits):
+        with unedited(model.module):
+            assert torch.equal(logits(model, prompt(1)), clean) and model.edits == ()
+            assert torch.equal(logits(model, prompt(1), edits[0]), alone)
+        assert torch.equal(logits(model, prompt(1)), changed) and model.edits == tuple(edits)
+    assert torch.equal(logits(model, prompt(1)), clean) and hooks(model.module) == 0
+
+
+def test_keys_and_values_are_not_lost_where_later_positions_attend_to_them() -> None:
+    model = opened("llama", attn_implementation="sdpa")
+    none = [Edit.zero("L1H1", 4)]
+    for early in ("L1H1.value", "L1H1.key", "L1.attn.input"):
+        both = logits(model, prompt(1), Edit.scale(early, 2.0, 3), *none)
+        assert not close(both, logits(model, prompt(1), *none), 1e-6), early
+    with pytest.raises(EditError, match="would be lost"):
+        logits(model, prompt(1), Edit.scale("L1H1.value", 2.0, 3), Edit.zero("L1H1"))
+
+
 def test_a_trace_belongs_to_its_edits() -> None:
     model = opened("llama")
     before = model.trace(prompt(1))
@@ -552,7 +570,7 @@ def test_what_makes_batches_of_its_own_refuses_edits_of_one_row(rerun) -> None:
 
 def test_an_edit_that_fails_is_not_said_to_be_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Method):
-        def new(self, at, width, values, first):
+        def new(self, at, width, values):
             return lambda old, places: old @ old  # of sizes that do not fit
 
     model = opened("llama")

@@ -16,11 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis import warnings as warn
+from mainstem.causal.edited import unedited
 from mainstem.causal.edits import Edit
 from mainstem.errors import MainstemError, NotFiniteError, PromptError, UsageError
 from mainstem.generation import Compared, Generated, Likelihood
 from mainstem.intervening import one_prompt
-from mainstem.model.hooks import set_aside
 from mainstem.run.inputs import CACHES, cache_argument, context_length
 from mainstem.whole_numbers import whole_number
 
@@ -181,7 +181,7 @@ class _Writer:
     def _caches(self, argument: str) -> bool:
         """Whether the model writes with its cache when nothing is edited."""
         try:
-            with set_aside():
+            with unedited(self.model.module):
                 _Writer(self.model, self.ids, self.count, (), self.temperature).write(argument)
         except Exception:  # of any kind
             return False

@@ -26,7 +26,7 @@ from mainstem.attributing import Circuit, PatchingEstimates, PatchPair, attribut
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.edges import EdgeGraph, edge_graph
-from mainstem.causal.edited import edited
+from mainstem.causal.edited import edited, edits_of, unedited
 from mainstem.causal.edits import Edit
 from mainstem.causal.knockouts import Knockouts
 from mainstem.causal.labels import check_labels
@@ -44,7 +44,6 @@ from mainstem.learning_subspaces import learn_subspace
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
-from mainstem.model.hooks import set_aside
 from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.patching import patch
@@ -76,10 +75,10 @@ def open(source: str | Path | torch.nn.Module = "demo", *, seed: int = 0, **opti
     return Model(load(source, **options), seed)
 
 
-def _prompts(prompt: Prompt | Sequence[str]) -> list[Prompt]:
-    """The prompts of a batch: several texts, or one text or list of ids."""
-    several = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], str)
-    return list(prompt) if several else [prompt]  # type: ignore[list-item, arg-type]
+def _rows(source: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts of a batch: several texts or lists of ids, or one of either."""
+    several = not isinstance(source, str) and len(source) > 0 and isinstance(source[0], str | list | tuple)
+    return list(source) if several else [source]  # type: ignore[list-item, arg-type]
 
 
 class Model:
@@ -88,7 +87,11 @@ class Model:
     def __init__(self, loaded: LoadedModel, seed: int = 0) -> None:
         self.loaded = loaded
         self.seed = seed
-        self.edits: tuple[Edit, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits that hold now (see `edited`), in their order."""
+        return edits_of(self.module)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -113,7 +116,7 @@ class Model:
     def labels(self) -> Check:
         """The labels certificate: random units zeroed in a real run (see `mainstem.causal.labels`)."""
         ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
-        with set_aside():  # the model itself, whatever edits hold now
+        with unedited(self.module):
             return check_labels(self.module, self.anatomy, ids, seed=self.seed, **base_arguments(self.module))
 
     def encode(self, prompt: Prompt, chat: bool = False) -> list[int]:
@@ -162,10 +165,10 @@ class Model:
             PromptError, TokenError, PositionError: if the prompt or a position is not to be had.
             NotFiniteError: if the run writes NaN; names the layer.
         """
-        prompts = _prompts(prompt)
-        inputs = self.inputs(prompts, chat)
+        inputs = self.inputs(prompt, chat)
         inputs.destinations(positions)  # what is wrong with them is said before the stream is discovered
-        return Trace(self, inputs, positions, chat, text=prompts[0] if isinstance(prompts[0], str) else None)
+        first = _rows(prompt)[0]
+        return Trace(self, inputs, positions, chat, text=first if isinstance(first, str) else None)
 
     def inputs(self, source: "Prompt | Sequence[Prompt] | Inputs | Trace", chat: bool = False) -> Inputs:
         """What a run takes: of a text, of several as one left-padded batch, or those of a trace.
@@ -181,9 +184,7 @@ class Model:
                 raise PromptError("This trace is one of another model", None, "Give its text instead.")
             source.run.require_same_edits()
             return source.inputs
-        several = not isinstance(source, str) and len(source) > 0 and not isinstance(source[0], int)
-        prompts: list[Any] = list(source) if several else [source]
-        rows = [self.encode(one, chat) for one in prompts]
+        rows = [self.encode(one, chat) for one in _rows(source)]
         device = next(self.module.parameters()).device
         pad = getattr(self.tokenizer, "pad_token_id", None) or 0
         return make_inputs(self.module, rows, self.input_vocabulary, device, pad)
@@ -200,11 +201,7 @@ class Model:
             EditError, UnitError, LevelRefusedError: if an edit cannot be made, or two contradict each other.
         """
         with edited(self.module, self.anatomy, edits, self.inputs, prompt):
-            outer, self.edits = self.edits, (*self.edits, *edits)
-            try:
-                yield self
-            finally:
-                self.edits = outer
+            yield self
 
     def edit(self, written: str) -> Edit:
         """The edit that a text describes, such as "scale L9H8 0.5 @-1"; see `mainstem.edit_text` for how to write one.
@@ -260,7 +257,7 @@ class Model:
         Raises:
             PromptError, TokenError, PositionError, TargetError: as `trace` and `target`.
         """
-        self.inputs(_prompts(prompt), chat).destinations(positions)
+        self.inputs(prompt, chat).destinations(positions)
         head = getattr(self.module, "get_output_embeddings", lambda: None)()
         if not isinstance(head, torch.nn.Linear):
             return  # how many tokens there are shows in the anatomy only
@@ -345,7 +342,7 @@ class Model:
             LevelRefusedError: if a sublayer's reads cannot be told apart; names it.
         """
         ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
-        with set_aside():  # as for the labels
+        with unedited(self.module):
             return edge_graph(self.module, self.anatomy, ids, **base_arguments(self.module))
 
     def attribution_patching(self, pair: PatchPair, **options: Any) -> PatchingEstimates:

@@ -119,28 +119,22 @@ def change_taps(changes: Iterable[Change], now: Pass) -> list[tuple[Site, Tap]]:
 
 def _tap(site: Site, changes: list[Change], now: Pass) -> Tap:
     def tap(leaves):
-        if not any(len(now.find(row, c.positions)[0]) for c in changes for row in now.rows(c.row)):
+        here = [(change, row, *now.find(row, change.positions)) for change in changes for row in now.rows(change.row)]
+        here = [made for made in here if len(made[2])]
+        if not here:
             return None
-        old = leaves[site.slot]
-        out, tokens = copied_by_token(old, site, now)
-        for change in changes:
-            for row in now.rows(change.row):
-                _make(change, tokens, row, now)
+        out, tokens = copied_by_token(leaves[site.slot], site, now)
+        for change, row, places, indices in here:
+            indices = indices.to(tokens.device)
+            where: tuple = (row, indices)
+            if change.entries is not None:
+                where = (row, indices[:, None], change.entries.to(tokens.device))
+            tokens[where] = change.new(tokens[where], places).to(tokens)
         new = list(leaves)
         new[site.slot] = out
         return new
 
     return tap
-
-
-def _make(change: Change, tokens: Float[Tensor, "batch pos entry"], row: int, now: Pass) -> None:
-    places, indices = now.find(row, change.positions)
-    if not len(places):
-        return
-    where: tuple = (row, indices.to(tokens.device))
-    if change.entries is not None:
-        where = (row, indices.to(tokens.device)[:, None], change.entries.to(tokens.device))
-    tokens[where] = change.new(tokens[where], places).to(tokens)
 
 
 def copied_by_token(tensor: Tensor, site: Site, now: Pass) -> tuple[Tensor, Float[Tensor, "batch pos entry"]]:

@@ -46,7 +46,9 @@ def plan(anatomy: Anatomy, edits: Sequence[Edit], before: Sequence[Planned] = ()
     for edit in edits:
         if not isinstance(edit, Edit):
             raise EditError(f"{edit!r} is no edit", None, "Make one with a class method, such as Edit.zero('L5.mlp').")
-        late = Planned(edit, pieces.of(edit.at))
+        own = pieces.of(edit.at)
+        once = isinstance(edit.method, methods.Add) and edit.at.kind != "input"  # each matrix receives its own copy
+        late = Planned(edit, own[:1] if once else own)
         for early in plans:
             _require_kept(early, late)
         plans.append(late)
@@ -89,9 +91,11 @@ def _covers(down: Edit, up: Edit) -> bool:
     """Whether what is edited at `up` reaches the rest of the model through `down` alone."""
     if down.at.unit is None or up.at.unit is None or down.at == up.at:
         return False
+    if down.positions is not None and up.at.kind in ("key", "value", "input"):
+        return False  # later destinations attend to these positions
     unit, other = down.at.unit, up.at.unit
     if down.at.kind == "write" and unit.kind == "sublayer":
-        return other.sublayer == unit and up.at.kind != "norm"
+        return other.sublayer == unit
     if other.sublayer != unit.sublayer or other.head_index is None or other.head_index != unit.head_index:
         return False
     if down.at.kind == "write" and unit.kind == "head":
@@ -99,7 +103,7 @@ def _covers(down: Edit, up: Edit) -> bool:
     return down.at.kind == "pattern" and up.at.kind in ("query", "key")
 
 
-def change_of(edit: Edit, piece: Piece, values: Values, first: bool) -> AnyChange:
+def change_of(edit: Edit, piece: Piece, values: Values) -> AnyChange:
     """The change that an edit makes of one piece.
 
     Raises:
@@ -109,14 +113,14 @@ def change_of(edit: Edit, piece: Piece, values: Values, first: bool) -> AnyChang
     if isinstance(method, methods.Knockout) and not isinstance(piece, Attending):
         raise EditError(f"Only sources of a pattern are knocked out, not {edit.at}", None, "Use Edit.knockout.")
     if isinstance(piece, Entries):
-        new = method.new(edit.at, piece.width, values, first or edit.at.kind == "input")
+        new = method.new(edit.at, piece.width, values)
         return Change(piece.site, new, edit.positions, piece.entries, edit.row)
     if isinstance(piece, Attending):
         return _head_change(edit, piece, values)
     if isinstance(piece, Scale):
         if not isinstance(method, methods.Patch):
             raise EditError(f"The scale of a norm is frozen, and nothing else: {edit.at}", None, "Use Edit.freeze.")
-        return ScaleChange(piece, method.new(edit.at, 1, values, first), edit.positions, edit.row)
+        return ScaleChange(piece, method.new(edit.at, 1, values), edit.positions, edit.row)
     if method.source is not None:
         raise LevelRefusedError(
             f"{edit.at} cannot take a value from another run",
@@ -124,18 +128,18 @@ def change_of(edit: Edit, piece: Piece, values: Values, first: bool) -> AnyChang
             "routing differs from token to token, so the other run may have none",
             "Zero it, scale it, or add to it.",
         )
-    new = method.new(edit.at, 1, values, first)
+    new = method.new(edit.at, 1, values)
     return ExpertChange(piece.write, piece.expert, piece.neuron, new, edit.positions, edit.row)
 
 
 def _head_change(edit: Edit, piece: Attending, values: Values) -> HeadChange:
     method = edit.method
     if piece.what != "pattern":
-        new = method.new(edit.at, piece.core.channels.shape[1], values, True)
+        new = method.new(edit.at, piece.core.channels.shape[1], values)
     elif isinstance(method, methods.Knockout):
         new = method.rows(sinks=not piece.core.fused)
     elif isinstance(method, methods.Zero | methods.Scale | methods.Patch):
-        new = method.new(edit.at, 1, values, True)
+        new = method.new(edit.at, 1, values)
     else:
         raise EditError(f"A pattern is zeroed, scaled, frozen or knocked out, and nothing else: {edit.at}")
     return HeadChange(piece.core, piece.head, piece.what, new, edit.positions, edit.row, piece.source)

@@ -58,7 +58,7 @@ def edited(
     plans = plan(anatomy, edits, outer.plans if outer else ())
     values = source_values(model, plans, inputs_of)
     changes = [
-        change_of(planned.edit, piece, values.get((i, n)), n == 0)
+        change_of(planned.edit, piece, values.get((i, n)))
         for i, planned in enumerate(plans)
         for n, piece in enumerate(planned.pieces)
     ]
@@ -73,6 +73,26 @@ def edited(
         stack.callback(contexts.pop)
         yield
     inner.passes.warn([planned.edit for planned in plans])
+
+
+@contextmanager
+def unedited(model: torch.nn.Module) -> Iterator[None]:
+    """Runs inside are those of the model itself, whatever edits hold outside."""
+    contexts = _open.pop(model, [])
+    if contexts:
+        contexts[-1].release()
+    try:
+        yield
+    finally:
+        if contexts:
+            contexts[-1].hold()
+            _open[model] = contexts
+
+
+def edits_of(model: torch.nn.Module) -> tuple[Edit, ...]:
+    """The edits that hold now, in their order."""
+    contexts = _open.get(model)
+    return tuple(planned.edit for planned in contexts[-1].plans) if contexts else ()
 
 
 class _Holding:

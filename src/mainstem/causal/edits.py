@@ -44,14 +44,13 @@ class Method:
 
     source: Any = None
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+    def new(self, at: Point, width: int, values: Values) -> New:
         """The function that makes them.
 
         Args:
             at: the point, for messages.
             width: how many entries the piece has.
             values: for each row of the source [pos, entry]; None without a source.
-            first: whether this is the point's first piece.
 
         Raises:
             EditError: if they cannot be made there.
@@ -65,7 +64,7 @@ class Zero(Method):
 
     sets: ClassVar[bool] = True
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+    def new(self, at: Point, width: int, values: Values) -> New:
         """Zeros."""
         return set_to(0.0)
 
@@ -77,7 +76,7 @@ class Mean(Method):
     source: Any
     sets: ClassVar[bool] = True
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+    def new(self, at: Point, width: int, values: Values) -> New:
         """The same at every position."""
         assert values is not None
         tokens = torch.cat([row[1:] for row in values])
@@ -94,7 +93,7 @@ class Patch(Method):
     row: int = 0
     sets: ClassVar[bool] = True
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+    def new(self, at: Point, width: int, values: Values) -> New:
         """By position."""
         assert values is not None
         theirs = _row(at, values, self.row)
@@ -109,7 +108,7 @@ class Resample(Method):
     seed: int = 0
     sets: ClassVar[bool] = True
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+    def new(self, at: Point, width: int, values: Values) -> New:
         """By position."""
         assert values is not None
         tokens = torch.cat(list(values))
@@ -128,13 +127,11 @@ class Add(Method):
     vector: Float[Tensor, " entry"]
     coefficient: float = 1.0
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
-        """To the first piece alone, so that it is added once."""
+    def new(self, at: Point, width: int, values: Values) -> New:
+        """Of one piece: what a unit writes in several is added to once (see `mainstem.causal.edit_plans`)."""
         if self.vector.shape != (width,):
             size = " x ".join(map(str, self.vector.shape)) or "0"
             raise EditError(f"A vector of {size} entries cannot be added here", str(at), f"Give one of {width}.")
-        if not first:
-            return lambda old, places: old
         return lambda old, places: old + self.coefficient * self.vector.to(old)
 
 
@@ -144,7 +141,7 @@ class Scale(Method):
 
     factor: float
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+    def new(self, at: Point, width: int, values: Values) -> New:
         """Every piece."""
         return lambda old, places: old * self.factor
 
@@ -157,7 +154,7 @@ class Subspace(Method):
     source: Any = None
     row: int = 0
 
-    def new(self, at: Point, width: int, values: Values, first: bool) -> New:
+    def new(self, at: Point, width: int, values: Values) -> New:
         """Every piece."""
         axes = self.axes[None] if self.axes.dim() == 1 else self.axes
         if axes.shape[-1] != width:

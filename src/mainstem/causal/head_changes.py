@@ -74,7 +74,8 @@ class Operands:
         elif self.causal:
             after = torch.ones(scores.shape, dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(after, -torch.inf)
-        return scores.softmax(-1).nan_to_num(0.0)  # a padded position sees nothing
+        blind = (scores == -torch.inf).all(-1, keepdim=True)  # a padded position sees nothing
+        return scores.softmax(-1).masked_fill(blind, 0.0)
 
 
 def received(core: AttentionCore, leaves: list, batch: int, positions: int) -> Operands:

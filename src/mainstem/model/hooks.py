@@ -241,19 +241,6 @@ def tapped(
 
 
 @contextmanager
-def set_aside() -> Iterator[None]:
-    """The taps of contexts that are open do not fire inside; those of contexts opened inside do."""
-    held = [(handler, handler.boundary, handler.inside) for handler in _tapped.values()]
-    for handler, _, _ in held:
-        handler.boundary, handler.inside = defaultdict(list), defaultdict(lambda: defaultdict(list))
-    try:
-        yield
-    finally:
-        for handler, boundary, inside in held:
-            handler.boundary, handler.inside = boundary, inside
-
-
-@contextmanager
 def _taps_of(module: torch.nn.Module, taps: list[tuple[Site, Tap]]) -> Iterator[_ModuleTaps]:
     """One module's taps; its hooks are shared with other contexts that are open."""
     handler = _tapped.get(module)
