@@ -4,6 +4,7 @@ Commands run in this process on a tiny model of random weights with a byte-level
 open it: from a directory. A few that need a process of their own (signals, pipes, imports) start one.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -29,6 +30,8 @@ import mainstem.session
 from mainstem import cli, description, explanation, generation, patch_description
 from mainstem.cli import options
 from mainstem.cli.app import app
+from mainstem.cli.output import check_format
+from mainstem.errors import UsageError
 
 SOURCE = Path(mainstem.__file__).parents[1]
 DOCS = (SOURCE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
@@ -592,6 +595,19 @@ def test_every_verb_and_option_is_documented():
                 if option.startswith("-") and parameter.name != "help":
                     assert f"`{option}`" in place, f"{option} of {name} is not in docs/command-line.md"
     assert "`--help`" in common and "`-h`" in common
+
+
+def test_every_command_takes_the_formats_that_its_help_names(monkeypatch):
+    """No other: neither by name nor by the ending of a file."""
+    monkeypatch.setattr("mainstem.report.parquet.require_pyarrow", lambda: None)
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        named = {parameter.name: parameter for parameter in command.params}
+        words = named["format"].metavar.split("|")
+        assert set(words) - {"table"} == set(re.findall(r"\.([a-z]+)", named["out"].help)), name
+        for suffix, form in options.SUFFIXES.items():
+            for common in (options.Common(format=form, out=Path("x")), options.Common(out=Path(f"x{suffix}"))):
+                with contextlib.nullcontext() if form in words else pytest.raises(UsageError, match=name):
+                    check_format(name, common)
 
 
 def test_every_documented_option_exists():

@@ -11,7 +11,7 @@ from mainstem.causal.patching import DIRECTIONS
 from mainstem.causal.patching_grids import GRIDS
 from mainstem.causal.replay import DEFAULT_MEMORY
 from mainstem.cli import options
-from mainstem.errors import PairError, UsageError
+from mainstem.errors import MetricError, PairError, UsageError
 from mainstem.lab.pairs import PromptPair
 from mainstem.lab.tasks import TASKS
 from mainstem.patch_reading import read_patch
@@ -127,9 +127,9 @@ def test_a_task_makes_its_own_pairs(run):  # noqa: F811
     assert one["pairs"] == 2 and one["prompt"]["ids"] != two["prompt"]["ids"]
 
 
-def test_a_pair_with_nothing_to_recover_is_named(model):
+def test_a_pair_with_an_answer_on_both_sides_is_named(model):
     pairs = [PromptPair(CLEAN, CORRUPTED, ("x",), ("y",), "line 1"), PromptPair("ab", "ac", ("x",), ("x",), "line 2")]
-    with pytest.raises(Exception, match="right and wrong"):
+    with pytest.raises(MetricError, match=r"right and wrong.*line 2"):
         read_patch(model, pairs, grid="heads")
 
 

@@ -76,7 +76,7 @@ def read_patch(
         _require_one_length(pairs, encoded, grid)
     sweeps: list[Sweep] = []
     for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
-        own = None if state is None or len(pairs) == 1 else state.with_name(f"{state.name}.{i}")
+        own = state if state is None or len(pairs) == 1 else state.with_name(f"{state.name}.{i}")
         try:
             made = model.patch(
                 list(ids.clean),
@@ -90,7 +90,7 @@ def read_patch(
                 units=units,
                 position=position,
                 memory=memory,
-                state=own or state,
+                state=own,
                 progress=_shared(progress, i, len(pairs)),
             )
         except MetricError as error:

@@ -5,6 +5,7 @@ Models With Activation Engineering") and contrastive activation addition (Rimsky
 the last token of the one minus the same of the other. The texts may have different lengths.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
@@ -43,7 +44,7 @@ def edit_of(model: "Model", written: str) -> Edit:
     if told.method == "resample":
         options["seed"] = model.seed
     made = make(told.at, *_arguments(model, told), **options)
-    return Edit(made.at, made.method, made.positions, made.row, written.strip())
+    return replace(made, written=written.strip())
 
 
 def _arguments(model: "Model", told: EditText) -> tuple:

@@ -45,7 +45,7 @@ def command(body: Callable) -> Callable:
     The common options are added to its own; the result is written where they say.
     """
     own = list(inspect.signature(body).parameters.values())[1:]
-    hints = Common.annotations()
+    hints = Common.annotations(body.__name__)
     keyword = inspect.Parameter.KEYWORD_ONLY
     common = [
         inspect.Parameter(name, keyword, default=getattr(Common, name), annotation=hints[name])

@@ -14,7 +14,7 @@ import typer
 import mainstem
 from mainstem.errors import ChoiceError, UsageError
 
-FORMATS = ("table", "json", "html", "parquet")
+FORMATS = ("table", "json", "html")
 SCORES = (
     "increase", "additive", "direct", "log-probability", "probability-increase", "norm", "coefficient",
     "reciprocal-rank", "coefficient-norm", "coefficient-rank", "gradient", "integrated-gradients",
@@ -29,6 +29,9 @@ GRIDS = ("resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons")
 DIRECTIONS = ("denoising", "noising")
 TASKS = ("indirect-object", "greater-than", "induction", "capitals")
 ABLATED = {"ffn": 25, "attention": 75}
+
+TABULAR = ("patch",)
+"""The commands whose results are rows that Parquet can hold."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}
 """What `--out` says about the format, where `--format` says nothing."""
@@ -45,9 +48,28 @@ Version = Annotated[
 ]
 
 
+def formats(command: str) -> tuple[str, ...]:
+    """The formats of a command's result."""
+    return (*FORMATS, "parquet") if command in TABULAR else FORMATS
+
+
+def _output(command: str) -> dict[str, object]:
+    """The options that say how and where a command's result is written."""
+    allowed = formats(command)
+    *most, last = (f".{form}" for form in allowed if form != "table")
+    help_out = f"Write to a file; its ending {', '.join(most)} or {last} sets the format."
+    return {
+        "format": Annotated[
+            str | None,
+            typer.Option("--format", "-f", metavar="|".join(allowed), help="Of the result; table by default."),
+        ],
+        "out": Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help=help_out)],
+    }
+
+
 @dataclass(frozen=True)
 class Common:
-    """What every command takes; the fields' annotations are the options."""
+    """What every command takes; the fields' annotations are the options, but for the output, where commands differ."""
 
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="MODEL", help="demo, a Hub id, a directory, or a .gguf file.")
@@ -69,15 +91,8 @@ class Common:
     seed: Annotated[int, typer.Option(metavar="N", help="Of every random choice.")] = 0
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False
     ids: Annotated[bool, typer.Option("--ids", help="The prompt is token ids: '504 3575 282'.")] = False
-    format: Annotated[
-        str | None, typer.Option("--format", "-f", metavar="|".join(FORMATS), help="Of the result; table by default.")
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="Write to a file; its ending .json, .html or .parquet sets the format."
-        ),
-    ] = None
+    format: str | None = None
+    out: Path | None = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress messages.")] = False
     version: Version = False
 
@@ -87,18 +102,14 @@ class Common:
         return [field.name for field in fields(cls)]
 
     @classmethod
-    def annotations(cls) -> dict[str, object]:
-        """Each option's annotation, the metadata included."""
-        return get_type_hints(cls, include_extras=True)
+    def annotations(cls, command: str) -> dict[str, object]:
+        """Each option's annotation for a command, the metadata included."""
+        return get_type_hints(cls, include_extras=True) | _output(command)
 
     def chosen_format(self) -> str:
-        """The format asked for, by `--format` or by the ending of `--out`; tables otherwise.
-
-        Raises:
-            ChoiceError: an unknown format.
-        """
+        """The format asked for, by `--format` or by the ending of `--out`; tables otherwise."""
         if self.format is not None:
-            return choice("format", self.format, FORMATS)
+            return self.format
         return SUFFIXES.get(self.out.suffix.lower(), "table") if self.out is not None else "table"
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mainstem.cli.options import Common
+from mainstem.cli.options import TABULAR, Common, choice, formats
 from mainstem.errors import MainstemError, UsageError
 from mainstem.patch_description import PatchReading
 from mainstem.report import Document, as_html, as_json, as_text, print_tables
@@ -36,20 +36,18 @@ def check_destination(out: Path | None, option: str = "--out") -> None:
         raise UsageError("This is a directory, not a file", f"{option} {out}", "Give the name of a file in it.")
 
 
-TABULAR = ("patch",)
-"""The commands whose results are rows that Parquet can hold."""
-
-
 def check_format(command: str, common: Common) -> None:
     """Refuses a format that the command or this installation has not, before anything is computed for it.
 
     Raises:
+        ChoiceError: an unknown format.
         UsageError: Parquet for a result that is no table, without a file, or without pyarrow.
     """
-    if common.chosen_format() != "parquet":
-        return
-    if command not in TABULAR:
+    form = common.chosen_format()
+    if form == "parquet" and command not in TABULAR:
         raise UsageError(f"The result of {command} is no table", "--format parquet", "Take json.")
+    if choice("format", form, formats(command)) != "parquet":
+        return
     if common.out is None:
         raise UsageError("A Parquet file is not for a terminal", "--format parquet", "Add --out FILE.parquet.")
     from mainstem.report.parquet import require_pyarrow

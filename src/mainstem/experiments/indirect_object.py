@@ -22,6 +22,7 @@ from torch import Tensor
 from mainstem.attributing import PatchPair
 from mainstem.causal.edits import Edit
 from mainstem.causal.metrics import Metric
+from mainstem.causal.recorded import logits_of
 from mainstem.errors import UsageError
 from mainstem.experiments.indirect_object_claims import STRONG, Ablated, assemble, heads_by_effect, mean
 from mainstem.experiments.outcome import Experiment
@@ -88,8 +89,7 @@ def _differences(model: "Model", pairs: Sequence[PromptPair], *edits: Edit) -> F
     """The logit difference of each clean prompt, in one batch, under edits."""
     inputs = model.inputs([pair.clean for pair in pairs])  # type: ignore[misc]
     with model.edited(*edits):
-        result = model.module(input_ids=inputs.ids, **inputs.forward)
-    logits = (result.logits if hasattr(result, "logits") else result)[:, -1].double().cpu()
+        logits = logits_of(model.module(input_ids=inputs.ids, **inputs.forward))[:, -1].double().cpu()
     encoded = [encode_pair(pair, model.encoder) for pair in pairs]
     right, wrong = (torch.tensor([getattr(pair, name)[0] for pair in encoded]) for name in ("answers", "wrong_answers"))
     rows = torch.arange(len(pairs))

@@ -133,7 +133,7 @@ def moved(stream: PatchReading) -> Claim:
 def few(strong: Sequence[Head], found: Sequence[Head]) -> Claim:
     """Whether the heads that matter are as few as in the published circuit."""
     rest = sorted(abs(effect.mean) for _, effect in found if effect.mean < STRONG)
-    named = ", ".join(f"{name} {effect.mean:+.2f} [{effect.low:.2f}, {effect.high:.2f}]" for name, effect in strong)
+    named = _named(strong)
     return Claim(
         "A few heads do it.",
         SOURCE,
@@ -149,7 +149,7 @@ def few(strong: Sequence[Head], found: Sequence[Head]) -> Claim:
 def opposed(against: Sequence[Head]) -> Claim:
     """Whether there are heads that write against the answer, beyond chance over pairs."""
     sure = [name for name, effect in against if effect.high < 0]
-    named = ", ".join(f"{name} {effect.mean:+.2f} [{effect.low:.2f}, {effect.high:.2f}]" for name, effect in against)
+    named = _named(against)
     return Claim(
         "Some heads write against the answer.",
         SOURCE,
@@ -159,6 +159,10 @@ def opposed(against: Sequence[Head]) -> Claim:
         finding(bool(sure), bool(against)),
         {"heads": [name for name, _ in against]},
     )
+
+
+def _named(heads: Sequence[Head]) -> str:
+    return ", ".join(f"{name} {effect.mean:+.2f} [{effect.low:.2f}, {effect.high:.2f}]" for name, effect in heads)
 
 
 def estimated(strong: Sequence[Head], found: Sequence[Head], estimates: Mapping[str, float], seed: int) -> Claim:

@@ -10,6 +10,7 @@ from mainstem.report.patch_text import (
     largest,
     measured,
     percent,
+    percent_exactly,
     stability_text,
     what_is_shown,
 )
@@ -56,16 +57,12 @@ def _map(r: PatchReading) -> str:
     def title(i: int, j: int) -> str:
         ends = ""
         if r.low is not None and r.high is not None:
-            ends = f" [{_percent(r.low[i][j])}, {_percent(r.high[i][j])}]"
+            ends = f" [{percent_exactly(r.low[i][j])}, {percent_exactly(r.high[i][j])}]"
         where = f"{r.rows[i]}, {column_text(r.columns[j])}"
-        return f"{where}: {_percent(r.effects[i][j])} %{ends}; {r.metric} {compact(r.values[i][j])}"
+        return f"{where}: {percent_exactly(r.effects[i][j])} %{ends}; {r.metric} {compact(r.values[i][j])}"
 
     columns = [column_text(column) for column in r.columns]
     return heatmap(r.rows, columns, r.effects, largest(r), percent, title, f"{what_is_shown(r)}; {measured(r)}")
-
-
-def _percent(effect: float | None) -> str:
-    return "–" if effect is None else f"{100 * effect:.1f}".replace("-", "−")
 
 
 def _top(r: PatchReading) -> str:
@@ -78,8 +75,8 @@ def _row(cell: CellRow) -> str:
     css = "num pos" if cell.effect > 0 else "num neg"
     place, space, token = cell.column.partition(" ")
     column = f"{p.esc(place)} {p.token(token)}" if space and place.isdigit() else p.esc(visible(cell.column))
-    cells = [p.cell(p.esc(cell.row), "unit"), p.cell(column), p.cell(p.esc(_percent(cell.effect)), css)]
+    cells = [p.cell(p.esc(cell.row), "unit"), p.cell(column), p.cell(p.esc(percent_exactly(cell.effect)), css)]
     cells.append(p.cell(p.esc(compact(cell.value)), "num"))
     if cell.low is not None:
-        cells.append(p.cell(p.esc(f"{_percent(cell.low)} … {_percent(cell.high)}"), "num"))
+        cells.append(p.cell(p.esc(f"{percent_exactly(cell.low)} … {percent_exactly(cell.high)}"), "num"))
     return p.row(*cells)

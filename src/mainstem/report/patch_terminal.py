@@ -21,6 +21,7 @@ from mainstem.report.patch_text import (
     largest,
     measured,
     percent,
+    percent_exactly,
     short_column,
     stability_text,
     what_is_shown,
@@ -134,9 +135,9 @@ def _top(r: PatchReading) -> Table:
     for name in ("effect %", r.metric, *(("95 % interval",) if r.pairs > 1 else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for cell in r.top:
-        numbers = [f"{100 * cell.effect:.1f}".replace("-", "−"), compact(cell.value)]
-        if cell.low is not None and cell.high is not None:
-            numbers.append(f"{100 * cell.low:.1f} … {100 * cell.high:.1f}".replace("-", "−"))
+        numbers = [percent_exactly(cell.effect), compact(cell.value)]
+        if cell.low is not None:
+            numbers.append(f"{percent_exactly(cell.low)} … {percent_exactly(cell.high)}")
         style = "for" if cell.effect > 0 else "against"
         column = column_text(cell.column)
         table.add_row(Text(cell.row, "title"), Text(column), Text(numbers[0], style), *(Text(n) for n in numbers[1:]))

@@ -3,9 +3,9 @@
 import math
 
 from mainstem.patch_description import PatchReading
-from mainstem.report.text import compact, count, plain, plural, scientific, visible
+from mainstem.report.text import NOTHING, compact, count, plain, plural, scientific, visible
 
-NOTHING = 0.005
+SMALLEST = 0.005
 """Effects smaller than this are shown as a dot."""
 
 
@@ -25,9 +25,14 @@ def percent(effect: float | None) -> str:
     """An effect in whole percent, a dot for nothing, and nothing where there is no such unit."""
     if effect is None:
         return ""
-    if abs(effect) < NOTHING:
+    if abs(effect) < SMALLEST:
         return "·"
     return f"{100 * effect:.0f}".replace("-", "−")
+
+
+def percent_exactly(effect: float | None) -> str:
+    """An effect in percent to the tenth, however small it is."""
+    return NOTHING if effect is None else f"{100 * effect:.1f}".replace("-", "−")
 
 
 def largest(reading: PatchReading) -> float:

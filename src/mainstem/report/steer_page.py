@@ -4,8 +4,8 @@ import math
 
 from mainstem.generation import Compared, Generated, Likelihood
 from mainstem.report import page as p
-from mainstem.report.steer_text import choosing, divergence, ending, how_written, ratio_text
-from mainstem.report.text import plain, probability, shortened, signed, visible, visible_or
+from mainstem.report.steer_text import choosing, divergence, ending, how_written, mean_text, ratio_text
+from mainstem.report.text import probability, shortened, signed, visible, visible_or
 
 
 def comparison_page(c: Compared) -> str:
@@ -42,8 +42,7 @@ def _side(name: str, made: Generated, same: int, css: str) -> str:
         title = f"{visible(token)}: p {probability(math.exp(log_p))}"
         tag = "mark" if i >= same else "span"
         words.append(f'<{tag} title="{p.esc(title)}">{shown}</{tag}>')
-    mean = sum(made.log_probabilities) / max(len(made.log_probabilities), 1)
-    about = f"{ending(made)}; mean log p {plain(mean)}; {how_written(made)}"
+    about = f"{ending(made)}; {mean_text(made)}; {how_written(made)}"
     return (
         f'<div class="card {css}"><h3>{p.esc(name)}</h3><p class="written"><bdi>{"".join(words)}</bdi></p>'
         f'<p class="numbers">{p.esc(about)}</p></div>'

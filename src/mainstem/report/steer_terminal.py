@@ -8,8 +8,8 @@ from rich.text import Text
 
 from mainstem.generation import Compared, Generated
 from mainstem.report import terminal as t
-from mainstem.report.steer_text import choosing, divergence, ending, how_written, ratio_text
-from mainstem.report.text import plain, probability, shortened, signed, visible, visible_or
+from mainstem.report.steer_text import choosing, divergence, ending, how_written, mean_text, ratio_text
+from mainstem.report.text import probability, shortened, signed, visible, visible_or
 
 NARROW = 60
 """Below so many columns the two texts stand one above the other."""
@@ -64,8 +64,7 @@ def _written(made: Generated, same: int, style: str) -> Text:
 
 
 def _about(made: Generated) -> Text:
-    mean = sum(made.log_probabilities) / max(len(made.log_probabilities), 1)
-    return Text(f"{ending(made)}; mean log p {plain(mean)}\n{how_written(made)}", "quiet")
+    return Text(f"{ending(made)}; {mean_text(made)}\n{how_written(made)}", "quiet")
 
 
 def _likelihoods(c: Compared) -> Table:

@@ -3,7 +3,7 @@
 import math
 
 from mainstem.generation import Compared, Generated, Likelihood
-from mainstem.report.text import plural, scientific
+from mainstem.report.text import plain, plural, scientific
 
 
 def how_written(made: Generated) -> str:
@@ -18,6 +18,11 @@ def ending(made: Generated) -> str:
     """How a text ended."""
     written = plural(len(made.ids), "token")
     return f"{written}, ended by the model" if made.stopped else written
+
+
+def mean_text(made: Generated) -> str:
+    """How likely its tokens were on average."""
+    return f"mean log p {plain(sum(made.log_probabilities) / max(len(made.log_probabilities), 1))}"
 
 
 def ratio(row: Likelihood) -> float:
