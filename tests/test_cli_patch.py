@@ -11,7 +11,7 @@ from mainstem.causal.patching import DIRECTIONS
 from mainstem.causal.patching_grids import GRIDS
 from mainstem.causal.replay import DEFAULT_MEMORY
 from mainstem.cli import options
-from mainstem.errors import MetricError, PairError, UsageError
+from mainstem.errors import PairError, TargetError, UsageError
 from mainstem.lab.pairs import PromptPair
 from mainstem.lab.tasks import TASKS
 from mainstem.patch_reading import read_patch
@@ -129,7 +129,7 @@ def test_a_task_makes_its_own_pairs(run):  # noqa: F811
 
 def test_a_pair_with_an_answer_on_both_sides_is_named(model):
     pairs = [PromptPair(CLEAN, CORRUPTED, ("x",), ("y",), "line 1"), PromptPair("ab", "ac", ("x",), ("x",), "line 2")]
-    with pytest.raises(MetricError, match=r"right and wrong.*line 2"):
+    with pytest.raises(TargetError, match=r"right and wrong.*line 2"):
         read_patch(model, pairs, grid="heads")
 
 

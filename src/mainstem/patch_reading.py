@@ -20,7 +20,7 @@ from mainstem.analysis.statistics import interval, split_half
 from mainstem.causal.patching import Direction, Sweep
 from mainstem.causal.patching_grids import GRIDS
 from mainstem.causal.replay import DEFAULT_MEMORY
-from mainstem.errors import ChoiceError, MetricError, PairError
+from mainstem.errors import ChoiceError, MetricError, PairError, TargetError
 from mainstem.lab.pairs import EncodedPair, PromptPair, Text, encode_pair
 from mainstem.patch_description import CellRow, PatchReading, StabilityRow, Table
 
@@ -66,7 +66,8 @@ def read_patch(
 
     Raises:
         PairError: if a pair does not fit, or the positions of several are not the same.
-        MetricError, ChoiceError, UsageError, CertificateError: as `Model.patch`.
+        MetricError, TargetError: as `Model.patch`; names the pair.
+        ChoiceError, UsageError, CertificateError: as there.
     """
     encoder = replace(model.encoder, encode=lambda text: model.encode(text, chat))
     encoded = [encode_pair(pair, encoder) for pair in pairs]
@@ -93,8 +94,8 @@ def read_patch(
                 state=own,
                 progress=_shared(progress, i, len(pairs)),
             )
-        except MetricError as error:
-            raise MetricError(error.what, pair.where or error.where, error.remedy) from error
+        except (MetricError, TargetError) as error:
+            raise type(error)(error.what, pair.where or error.where, error.remedy) from error
         sweeps.append(made)
     return _reading(model, pairs, encoded, sweeps, window, chat)
 
