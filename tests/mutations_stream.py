@@ -18,25 +18,16 @@ from mutants import (
 )
 
 from mainstem.model.anatomy import Anatomy
-from mainstem.model.graph import NormNode, SumNode, Term
-from mainstem.model.spine import children
+from mainstem.model.graph import NormNode, SumNode, Term, behind
 
 # --- norms --------------------------------------------------------------------------------------------------
 
 
-def _behind_root(anatomy: Anatomy) -> set[int]:
-    behind = {anatomy.graph.root}
-    for i in range(anatomy.graph.root, -1, -1):
-        if i in behind:
-            behind |= set(children(anatomy.graph, i))
-    return behind
-
-
 def _norms(s: Subject, behind_root: bool) -> list[tuple[int, NormNode]]:
     """Norms on the way from writes to the last stream value, or those of reads alone."""
-    behind = _behind_root(s.anatomy)
+    used = behind(s.anatomy.graph, s.anatomy.graph.root)
     nodes = enumerate(s.anatomy.graph.nodes)
-    return [(i, n) for i, n in nodes if isinstance(n, NormNode) and (i in behind) == behind_root]
+    return [(i, n) for i, n in nodes if isinstance(n, NormNode) and (i in used) == behind_root]
 
 
 def _without_norm(s: Subject, behind_root: bool) -> Mutant | None:
@@ -151,8 +142,8 @@ def the_bias_of_a_write_forgotten(s: Subject) -> Mutant | None:
 
 
 def _additions(s: Subject) -> list[tuple[int, SumNode]]:
-    behind = _behind_root(s.anatomy)
-    return [(i, n) for i, n in _sums(s.anatomy) if len(n.terms) > 1 and i in behind]
+    used = behind(s.anatomy.graph, s.anatomy.graph.root)
+    return [(i, n) for i, n in _sums(s.anatomy) if len(n.terms) > 1 and i in used]
 
 
 @mutation

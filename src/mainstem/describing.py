@@ -27,9 +27,8 @@ from mainstem.description import (
 )
 from mainstem.explanation import CheckSummary
 from mainstem.model.anatomy import Anatomy, Readout, Write
-from mainstem.model.graph import NormNode, SumNode, Term
+from mainstem.model.graph import NormNode, SumNode, Term, behind, children
 from mainstem.model.norms import Norm
-from mainstem.model.spine import children
 from mainstem.shape_trace import shape_rows
 
 if TYPE_CHECKING:
@@ -227,10 +226,10 @@ def _neurons(anatomy: Anatomy) -> int:
 
 def _tail(anatomy: Anatomy, node: int) -> list[StepRow]:
     """The steps from a write to the first state of the stream that holds it."""
-    spine, behind = set(anatomy.spine), sorted(_behind_root(anatomy), reverse=True)
+    spine, used = set(anatomy.spine), sorted(behind(anatomy.graph, anatomy.graph.root), reverse=True)
     steps: list[StepRow] = []
     while node not in spine:
-        above = next((i for i in behind if node in children(anatomy.graph, i)), None)
+        above = next((i for i in used if node in children(anatomy.graph, i)), None)
         if above is None:
             break
         steps += _steps(anatomy, above, node)
@@ -270,17 +269,6 @@ def _with_gain(steps: list[StepRow]) -> list[StepRow]:
         else:
             out.append(step)
     return out
-
-
-def _behind_root(anatomy: Anatomy) -> set[int]:
-    """The nodes that the final stream is made of, without those that are only read."""
-    pending, seen = [anatomy.graph.root], set()
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending += children(anatomy.graph, node)
-    return seen
 
 
 def _term_steps(term: Term) -> list[StepRow]:

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from mainstem.analysis.circuits import Edges, members
 from mainstem.causal.ablation import BATCH_ENTRIES
-from mainstem.causal.edge_attribution import gates_of, read_rows, written_by
-from mainstem.causal.edges import EdgeGraph, Part, Piece, writes_behind
+from mainstem.causal.edge_attribution import read_rows, written_by
+from mainstem.causal.edges import EdgeGraph, Part, Piece
 from mainstem.causal.tracked import LogitMetric, Prompt, Tracked, require_same_length, seen
 from mainstem.errors import UsageError
-from mainstem.model.graph import Gate, StreamGraph, stream_values
+from mainstem.model.graph import Gate, StreamGraph, gates_of, stream_values, writes_behind
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.layouts import by_token
 from mainstem.units import Unit
@@ -197,7 +197,7 @@ class _PathRun:
         return self._value(node, other) - self.stream[node]
 
     def _writes(self, node: int) -> dict[int, Float[Tensor, "run pos d_model"]]:
-        behind = writes_behind(self.anatomy.graph.nodes, node)
+        behind = writes_behind(self.anatomy.graph, node)
         sites = {i: self.anatomy.writes[i].site for i in behind}
         return {i: by_token(self.values[site], site, self.runs, self.positions) for i, site in sites.items()}
 
@@ -214,7 +214,7 @@ class _PathRun:
         empty = torch.empty(0)
         rows = [writes[i].flatten(0, 1) if i in writes else empty for i in range(len(self.anatomy.writes))]
         gates: dict[Gate, Tensor] = {}
-        for gate in gates_of(self.anatomy):
+        for gate in gates_of(self.anatomy.graph):
             if gate.site in self.values:
                 gates[gate] = by_token(self.values[gate.site], gate.site, self.runs, self.positions).flatten(0, 1)
         return stream_values(StreamGraph(self.anatomy.graph.nodes, node), rows, gates).unflatten(0, (self.runs, -1))

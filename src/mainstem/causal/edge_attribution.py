@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mainstem.analysis.attribution import quadrature
 from mainstem.causal.ablation import LARGEST_SLACK
-from mainstem.causal.edges import EdgeGraph, Part, Piece, writes_behind
+from mainstem.causal.edges import EdgeGraph, Part, Piece
 from mainstem.causal.tracked import (
     Cost,
     LogitMetric,
@@ -39,7 +39,7 @@ from mainstem.causal.tracked import (
 )
 from mainstem.errors import CertificateError, UsageError
 from mainstem.model.anatomy import Anatomy, Read
-from mainstem.model.graph import Gate, Gates, StreamGraph, SumNode, stream_values
+from mainstem.model.graph import Gates, StreamGraph, gates_of, stream_values, writes_behind
 from mainstem.model.hooks import Site
 from mainstem.model.layouts import by_position, by_token
 
@@ -160,13 +160,8 @@ def stream_of(anatomy: Anatomy, run: Tracked, positions: int) -> Stream:
     def rows(site: Site) -> Tensor:
         return by_token(run.values[site].detach(), site, 1, positions)[0]
 
-    return Stream([rows(write.site) for write in anatomy.writes], {gate: rows(gate.site) for gate in gates_of(anatomy)})
-
-
-def gates_of(anatomy: Anatomy) -> list[Gate]:
-    """The factors in the stream graph that a run computes."""
-    sums = [node for node in anatomy.graph.nodes if isinstance(node, SumNode)]
-    return list(dict.fromkeys(term.gate for node in sums for term in node.terms if term.gate is not None))
+    gates = {gate: rows(gate.site) for gate in gates_of(anatomy.graph)}
+    return Stream([rows(write.site) for write in anatomy.writes], gates)
 
 
 def written_by(anatomy: Anatomy, piece: Piece, run: Tracked, runs: int, positions: int) -> Tensor:
@@ -232,10 +227,10 @@ def _through_graph(
     graph: EdgeGraph, node: int, stream: Stream, slope: Float[Tensor, "reader pos d_model"]
 ) -> dict[int, Float[Tensor, "reader pos d_model"]]:
     """From gradients at a value of the stream to gradients at each write that it is made from."""
-    nodes = graph.anatomy.graph.nodes
-    leaves = {i: stream.writes[i].clone().requires_grad_() for i in sorted(writes_behind(nodes, node))}
+    below = StreamGraph(graph.anatomy.graph.nodes, node)
+    leaves = {i: stream.writes[i].clone().requires_grad_() for i in sorted(writes_behind(below, node))}
     with torch.enable_grad():
         writes = [leaves.get(i, write) for i, write in enumerate(stream.writes)]
-        value = stream_values(StreamGraph(nodes, node), writes, stream.gates)
+        value = stream_values(below, writes, stream.gates)
         found = torch.autograd.grad(value, list(leaves.values()), slope.to(value), is_grads_batched=True)
     return dict(zip(leaves, found, strict=True))

@@ -12,7 +12,6 @@ Limits: sublayers whose experts read the stream, because what each of them reads
 a read that is not found again is one writer and one reader.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor
 from mainstem.analysis.circuits import Wiring
 from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import Anatomy, Write
-from mainstem.model.graph import Node, SumNode, WriteNode
+from mainstem.model.graph import gates_of, writes_behind
 from mainstem.model.hooks import Site
 from mainstem.run.operands import AttentionOperands, attention_operands
 from mainstem.units import Unit
@@ -98,7 +97,7 @@ class EdgeGraph:
         found = torch.zeros(len(self.writers), len(self.readers), dtype=torch.bool)
         for r, reader in enumerate(self.readers):
             for part in reader.parts or (None,):
-                behind = writes_behind(self.anatomy.graph.nodes, self.node(part))
+                behind = writes_behind(self.anatomy.graph, self.node(part))
                 for piece in self.pieces:
                     if piece.write in behind:
                         found[list(piece.writers), r] = True
@@ -108,7 +107,7 @@ class EdgeGraph:
     def sites(self) -> list[Site]:
         """What a run must keep for its writers' writes, every value of the stream, and the results of reads."""
         anatomy = self.anatomy
-        gates = [t.gate.site for n in anatomy.graph.nodes if isinstance(n, SumNode) for t in n.terms if t.gate]
+        gates = [gate.site for gate in gates_of(anatomy.graph)]
         sources = [anatomy.writes[piece.write].source for piece in self.pieces if piece.heads]
         found = [*(w.site for w in anatomy.writes), *gates, *(s for s in sources if s), *self.read_sites]
         return list(dict.fromkeys([*found, anatomy.readout.stream_site]))
@@ -207,21 +206,3 @@ def _rows(operand, head: int) -> Int[Tensor, " d_out"]:
     direction = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found, _ = operand.pull_back(direction.to(operand.received.device), head, operand.positions - 1)
     return torch.nonzero(found).flatten().cpu()
-
-
-def writes_behind(nodes: Sequence[Node], end: int) -> set[int]:
-    """The writes that a node of the stream graph is made from."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    pending = [end]
-    while pending:
-        place = pending.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        node = nodes[place]
-        if isinstance(node, WriteNode):
-            found.add(node.write)
-        else:
-            pending.extend([t.node for t in node.terms] if isinstance(node, SumNode) else [node.node])
-    return found

@@ -84,6 +84,35 @@ class Evaluated:
     scales: list[Tensor | None]
 
 
+def children(graph: StreamGraph, node: int) -> list[int]:
+    """The nodes that a node is made of."""
+    made = graph.nodes[node]
+    if isinstance(made, WriteNode):
+        return []
+    return [made.node] if isinstance(made, NormNode) else [term.node for term in made.terms]
+
+
+def behind(graph: StreamGraph, end: int) -> set[int]:
+    """The nodes that a node is made of in the end, itself with them."""
+    found = {end}
+    for i in range(end, -1, -1):
+        if i in found:
+            found.update(children(graph, i))
+    return found
+
+
+def writes_behind(graph: StreamGraph, end: int) -> set[int]:
+    """The numbers of the writes that a node is made of in the end."""
+    nodes = (graph.nodes[i] for i in behind(graph, end))
+    return {node.write for node in nodes if isinstance(node, WriteNode)}
+
+
+def gates_of(graph: StreamGraph) -> list[Gate]:
+    """The gates of all sums, each once."""
+    sums = [node for node in graph.nodes if isinstance(node, SumNode)]
+    return list(dict.fromkeys(term.gate for node in sums for term in node.terms if term.gate is not None))
+
+
 def term_factor(term: Term, gates: Gates, like: Tensor) -> Tensor | float:
     """The factor of a term, as a number or a tensor that multiplies [positions, d_model]."""
     if term.gate is None:
@@ -134,10 +163,8 @@ def _sum(node: SumNode, values: list[Tensor], gates: Gates) -> tuple[Tensor, Ten
 def stream_values(graph: StreamGraph, writes: Sequence[Tensor], gates: Gates) -> Tensor:
     """The root alone, in the model's dtype and for any number of positions: cheaper than `evaluate`."""
     values: dict[int, Tensor] = {}
-    needed = _behind_root(graph)
-    for i, node in enumerate(graph.nodes):
-        if not needed[i]:
-            continue
+    for i in sorted(behind(graph, graph.root)):
+        node = graph.nodes[i]
         if isinstance(node, WriteNode):
             values[i] = writes[node.write]
         elif isinstance(node, NormNode):
@@ -153,17 +180,6 @@ def stream_values(graph: StreamGraph, writes: Sequence[Tensor], gates: Gates) ->
             assert total is not None
             values[i] = (total if node.bias is None else total + node.bias.to(total)).to(node.dtype)
     return values[graph.root]
-
-
-def _behind_root(graph: StreamGraph) -> list[bool]:
-    needed = [False] * len(graph.nodes)
-    needed[graph.root] = True
-    for i in range(graph.root, -1, -1):
-        node = graph.nodes[i]
-        if needed[i] and not isinstance(node, WriteNode):
-            for child in [node.node] if isinstance(node, NormNode) else [term.node for term in node.terms]:
-                needed[child] = True
-    return needed
 
 
 @dataclass(frozen=True, eq=False)

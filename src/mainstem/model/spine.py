@@ -3,17 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from mainstem.model.anatomy import Block, Read
-from mainstem.model.graph import NormNode, StreamGraph, WriteNode
+from mainstem.model.graph import StreamGraph, WriteNode, children
 from mainstem.model.hooks import Site
 from mainstem.model.labels import Labelled
-
-
-def children(graph: StreamGraph, node: int) -> list[int]:
-    """The nodes that a node is made of."""
-    made = graph.nodes[node]
-    if isinstance(made, WriteNode):
-        return []
-    return [made.node] if isinstance(made, NormNode) else [term.node for term in made.terms]
 
 
 def latest_writes(graph: StreamGraph) -> list[int]:

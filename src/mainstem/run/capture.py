@@ -18,7 +18,7 @@ from torch import Tensor
 from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite, Write
 from mainstem.model.expert_reads import ReadRows, read_rows
 from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_sum
-from mainstem.model.graph import Gate, SumNode
+from mainstem.model.graph import Gate, gates_of
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.layouts import PositionAxis, by_position, by_token
 from mainstem.model.recorder import recorded_call
@@ -155,11 +155,9 @@ def _keep_stream(keeper: _Keeper, anatomy: Anatomy, out: Captured) -> None:
         keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at if read.axis is None else _rows(keeper, read.axis))
     for i, block in enumerate(anatomy.blocks):
         keeper.keep(block.input_site, _setter(out.block_inputs, i), keeper.rows_at)
-    for node in anatomy.graph.nodes:
-        for term in node.terms if isinstance(node, SumNode) else ():
-            if term.gate is not None and term.gate not in out.gates:
-                out.gates[term.gate] = torch.empty(0)
-                keeper.keep(term.gate.site, _setter(out.gates, term.gate), keeper.by_token)
+    for gate in gates_of(anatomy.graph):
+        out.gates[gate] = torch.empty(0)
+        keeper.keep(gate.site, _setter(out.gates, gate), keeper.by_token)
 
 
 def _setter(container, key):
