@@ -116,7 +116,7 @@ def test_a_receiver_before_its_sender_has_exactly_no_effect() -> None:
     assert float(made.effects[0, 0]) == 0.0 and float(made.totals[0]) != 0.0
 
 
-@pytest.mark.parametrize("sender", ["embed", "L0H1", "L0H2", "L0.attn", "L1H3", "L0.attn"])
+@pytest.mark.parametrize("sender", ["embed", "L0H1", "L0H2", "L0.attn", "L1H3", "L1.attn"])
 def test_paths_of_a_linear_circuit_add_up_to_the_whole(sender: str) -> None:
     model, (ids, other) = linear(), prompts()
     ids, other = ids % 25, other % 25

@@ -29,6 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.attribution import quadrature
+from mainstem.causal.head_changes import result_site
 from mainstem.causal.patch_places import Place, patch_places, without_places
 from mainstem.causal.query_key import (
     Effects,
@@ -37,7 +38,6 @@ from mainstem.causal.query_key import (
     key_effects,
     pattern_gradient,
     query_effects,
-    result_site,
 )
 from mainstem.causal.tracked import (
     Cost,

@@ -14,7 +14,7 @@ patching".) The indirect effect of a state is the metric of the restored run min
 One row of a batch for each cell and draw, each a whole forward pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from mainstem.causal.changes import Change, set_by_position
 from mainstem.causal.edited_rows import EditedRows, Row
 from mainstem.causal.knockouts import windows
 from mainstem.causal.pieces import Entries, PieceMap
+from mainstem.causal.tracked import LogitMetric
 from mainstem.errors import ChoiceError, LevelRefusedError, PositionError, UsageError
 from mainstem.model.hooks import Site
 from mainstem.points import Point
@@ -105,7 +106,7 @@ def noised(rows: EditedRows, subject: Sequence[int], noise: float, draws: int, s
 def trace_causes(
     rows: EditedRows,
     corrupted: Sequence[Row],
-    metric: Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]],
+    metric: LogitMetric,
     kinds: Sequence[str] = KINDS,
     window: int = 1,
     corruption: str = "",

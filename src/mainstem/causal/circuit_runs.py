@@ -27,6 +27,7 @@ from mainstem.analysis.circuits import Edges, members
 from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.edge_attribution import read_rows, written_by
 from mainstem.causal.edges import EdgeGraph, Part, Piece
+from mainstem.causal.recorded import logits_of
 from mainstem.causal.tracked import LogitMetric, Prompt, Tracked, require_same_length, seen
 from mainstem.errors import UsageError
 from mainstem.model.graph import Gate, StreamGraph, gates_of, stream_values, writes_behind
@@ -150,8 +151,9 @@ class _PathRun:
         taps = [(site, self._keep(site)) for site in self.graph.sites]
         taps += [(site, self._exchange(site, own)) for site, own in readers.items()]
         with tapped(self.runner.model, taps):
-            result = self.runner.model(input_ids=prompt.ids.expand(self.runs, -1).contiguous(), **prompt.forward)
-        logits = result.logits if hasattr(result, "logits") else result
+            logits = logits_of(
+                self.runner.model(input_ids=prompt.ids.expand(self.runs, -1).contiguous(), **prompt.forward)
+            )
         return self.runner.metric(logits[:, prompt.position])
 
     def _keep(self, site: Site) -> Tap:

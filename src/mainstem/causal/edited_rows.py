@@ -18,6 +18,7 @@ from mainstem.causal.changes import Change, Pass, change_taps, copied_by_token
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.head_changes import HeadChange, head_taps
+from mainstem.causal.recorded import logits_of
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.run.inputs import Inputs
@@ -97,6 +98,5 @@ class EditedRows:
         ]
         ids = torch.stack([self.ids if row.ids is None else row.ids for row in rows])
         with edited(self.model, self.anatomy, edits, self.inputs_of), tapped(self.model, taps):
-            result = self.model(input_ids=ids, **self.forward)
-        logits = result.logits if hasattr(result, "logits") else result
+            logits = logits_of(self.model(input_ids=ids, **self.forward))
         return logits[:, self.position].clone()

@@ -16,6 +16,7 @@ from mainstem.analysis.ranks import RankCorrelation, rank_correlation
 from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.attribution_patching import AttributionPatching
 from mainstem.causal.patch_places import Place
+from mainstem.causal.recorded import logits_of
 from mainstem.causal.tracked import LogitMetric, Prompt, seen
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.units import Unit
@@ -107,8 +108,7 @@ def _logits(
             by_site.setdefault(site, []).append((run, place, unit))
     taps = [(site, _tap(site, own, values[site], runs, len(base))) for site, own in by_site.items()]
     with tapped(model, taps):
-        result = model(input_ids=base.ids.expand(runs, -1).contiguous(), **base.forward)
-    logits = result.logits if hasattr(result, "logits") else result
+        logits = logits_of(model(input_ids=base.ids.expand(runs, -1).contiguous(), **base.forward))
     return logits[:, base.position].clone()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.causal.pieces import Entries, PieceMap
+from mainstem.causal.recorded import logits_of
 from mainstem.errors import LevelRefusedError, PairError, PositionError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Tap, tapped
@@ -113,8 +114,7 @@ class Interchange:
 
     def _run(self, ids: Int[Tensor, "batch pos"], tap: Tap) -> Float[Tensor, "batch d_vocab"]:
         with tapped(self.model, [(self.piece.site, tap)]):
-            result = self.model(input_ids=ids, **self.forward)
-        return (result.logits if hasattr(result, "logits") else result)[:, self.position]
+            return logits_of(self.model(input_ids=ids, **self.forward))[:, self.position]
 
     def _where(self, tokens: Tensor) -> tuple:
         return slice(None), self.places.to(tokens.device)[:, None], self.entries.to(tokens.device)[None]

@@ -18,7 +18,7 @@ In a circuit that is linear in its sender (patterns and norms frozen, no neurons
 of the sender add up to it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,11 @@ from torch import Tensor
 
 from mainstem.analysis.readout import logits_of
 from mainstem.causal.changes import Change, Pass, set_by_position
+from mainstem.causal.edges import ROLES
 from mainstem.causal.edited_rows import EditedRows, Row
 from mainstem.causal.head_changes import HeadChange, head_values
 from mainstem.causal.pieces import Attending, PieceMap
+from mainstem.causal.tracked import LogitMetric
 from mainstem.errors import LevelRefusedError, UnitError, UsageError
 from mainstem.model.anatomy import Read
 from mainstem.model.graph import Gate, evaluate
@@ -38,8 +40,6 @@ from mainstem.points import Point
 from mainstem.run.capture import Captured, capture
 from mainstem.units import Unit
 
-Metric = Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]]
-ROLES = ("query", "key", "value")
 LOGITS = "logits"
 HELP = "Receivers are L9H8.query, L9H8.key, L9H8.value, L5.attn.input, L5.mlp.input and logits."
 
@@ -104,7 +104,7 @@ class PathPatching:
         self,
         senders: Sequence[Unit],
         receivers: Sequence[Sequence[str]],
-        metric: Metric,
+        metric: LogitMetric,
         positions: Sequence[int] | None = None,
         name: str = "metric",
     ) -> PathEffects:
@@ -126,7 +126,8 @@ class PathPatching:
         readings = [None if list(own) == [LOGITS] else [self._reading(at) for at in own] for own in receivers]
         sent = [self._sent(sender, positions) for sender in senders]
         found = [self._values(writes) for writes in sent]
-        operands = self._operands(found, [reading for own in readings if own is not None for reading in own])
+        heads = [one for own in readings if own is not None for one in own if one.head is not None]
+        operands = self._operands(found, heads)
         clean = float(metric(self.rows.clean[None]))
         effects = torch.zeros(len(senders), len(receivers), dtype=torch.float64)
         cells: list[tuple[int, int]] = []
@@ -196,14 +197,13 @@ class PathPatching:
             raise LevelRefusedError(f"No path to {address}", reason="no matrix is seen to make it of the stream")
         return _Reading(reads, pieces[0])
 
-    def _operands(self, found: list[list[Tensor]], readings: list[_Reading]) -> dict[tuple[int, int], Tensor]:
-        """For each head's reading, by the number of its piece and its index: [pos, entry] for each sender.
+    def _operands(self, found: list[list[Tensor]], heads: list[_Reading]) -> dict[_Reading, list[Tensor]]:
+        """What each head's reading becomes, [pos, entry] for each sender.
 
         One run for each sender: what all receivers read is replaced, and the model makes queries, keys and values.
         """
-        heads = [reading for reading in readings if reading.head is not None]
-        kept: dict[int, list[Tensor]] = {id(reading): [] for reading in heads}
-        reads = {id(read): read for reading in heads for read in reading.reads}.values()
+        kept: dict[_Reading, list[Tensor]] = {reading: [] for reading in heads}
+        reads = dict.fromkeys(read for reading in heads for read in reading.reads)
         runs = [
             Row(changes=[Change(read.input_site, set_by_position(values[read.node])) for read in reads])
             for values in found
@@ -214,14 +214,16 @@ class PathPatching:
             for reading in heads:
                 piece = reading.head
                 assert piece is not None
-                taps += head_values(piece.core, {(piece.head, piece.what): kept[id(reading)]}, now)
+                taps += head_values(piece.core, {(piece.head, piece.what): kept[reading]}, now)
             return taps
 
         if heads:
             self.rows.logits(runs, watch)
-        return {(i, id(reading)): own[i] for reading in heads for own in [kept[id(reading)]] for i in range(len(found))}
+        return kept
 
-    def _changes(self, sender: int, reading: _Reading, values: list[Tensor], operands: dict) -> list:
+    def _changes(
+        self, sender: int, reading: _Reading, values: list[Tensor], operands: dict[_Reading, list[Tensor]]
+    ) -> list:
         """What becomes of the receiver; nothing where what it reads is the same to the bit."""
         reads = [read for read in reading.reads if not torch.equal(values[read.node], self.values[read.node])]
         if not reads:
@@ -229,9 +231,9 @@ class PathPatching:
         if reading.head is None:
             return [Change(read.input_site, set_by_position(values[read.node])) for read in reads]
         head = reading.head
-        return [HeadChange(head.core, head.head, head.what, set_by_position(operands[sender, id(reading)]))]
+        return [HeadChange(head.core, head.head, head.what, set_by_position(operands[reading][sender]))]
 
-    def _to_logits(self, values: list[Tensor], metric: Metric) -> float:
+    def _to_logits(self, values: list[Tensor], metric: LogitMetric) -> float:
         """The change of the metric when the readout alone sees the sender's other write."""
         root, place = self.anatomy.graph.root, self.rows.position
         states = torch.stack([values[root][place], self.values[root][place]])

@@ -12,12 +12,13 @@ Limits: attention that is fused (scaled dot-product attention), where query and 
 layer at a time, in float64.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mainstem.causal.head_changes import result_site
 from mainstem.causal.patch_places import argument_site
 from mainstem.causal.tracked import Tracked
 from mainstem.model.anatomy import AttentionCore
@@ -27,11 +28,6 @@ from mainstem.model.views import heads_first, query_rows, result_rows
 Heads = Float[Tensor, "n_heads pos d_head"]
 Effects = tuple[Float[Tensor, "pos unit"], Float[Tensor, " unit"]]
 """Of each position alone, and of all positions at once."""
-
-
-def result_site(core: AttentionCore) -> Site:
-    """Where the result of an attention call can be seen."""
-    return replace(core.site, where="result", slot=0)
 
 
 def attention_sites(core: AttentionCore) -> list[Site]:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mainstem.causal.recorded import logits_of
 from mainstem.errors import RunError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
@@ -142,8 +143,7 @@ def _run(
     values: dict[Site, Tensor] = {}
     wanted = dict.fromkeys([*sites, *changes])
     with tapped(model, [(site, _tap(site, changes.get(site), values)) for site in wanted]):
-        result = model(input_ids=prompt.ids[None], **prompt.forward)
-    logits = result.logits if hasattr(result, "logits") else result
+        logits = logits_of(model(input_ids=prompt.ids[None], **prompt.forward))
     return Tracked(values, metric(logits[:, prompt.position]))
 
 
