@@ -29,8 +29,8 @@ demo: $(STAMPS)/run  ## install, fetch the default model, explain "The capital o
 test: check  ## the checks, then the whole test suite
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-quick: $(STAMPS)/dev  ## the tests that take under two minutes together
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+quick: $(STAMPS)/dev  ## of each test that is not slow one parameter set, in under two minutes
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quick $(PYTEST_ARGS)
 
 check: $(STAMPS)/dev  ## lint, format, types, layers
 	$(BIN)/ruff check .
