@@ -69,12 +69,7 @@ def read_patch(
         MetricError, TargetError: as `Model.patch`; names the pair.
         ChoiceError, UsageError, CertificateError: as there.
     """
-    encoder = replace(model.encoder, encode=lambda text: model.encode(text, chat))
-    encoded = [encode_pair(pair, encoder) for pair in pairs]
-    if grid not in GRIDS:
-        raise ChoiceError("grid", grid, GRIDS)
-    if grid not in WITHOUT_POSITIONS:
-        _require_one_length(pairs, encoded, grid)
+    encoded = encode_pairs(model, pairs, grid, chat)
     sweeps: list[Sweep] = []
     for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
         own = state if state is None or len(pairs) == 1 else state.with_name(f"{state.name}.{i}")
@@ -98,6 +93,22 @@ def read_patch(
             raise type(error)(error.what, pair.where or error.where, error.remedy) from error
         sweeps.append(made)
     return _reading(model, pairs, encoded, sweeps, window, chat)
+
+
+def encode_pairs(model: "Model", pairs: Sequence[PromptPair], grid: str, chat: bool = False) -> list[EncodedPair]:
+    """The pairs as the model reads them; refuses those that a grid cannot take, without discovering the stream.
+
+    Raises:
+        PairError, PromptError, TokenError: if a pair does not fit, or the positions of several are not the same.
+        ChoiceError: if there is no such grid.
+    """
+    if grid not in GRIDS:
+        raise ChoiceError("grid", grid, GRIDS)
+    encoder = replace(model.encoder, encode=lambda text: model.encode(text, chat))
+    encoded = [encode_pair(pair, encoder) for pair in pairs]
+    if grid not in WITHOUT_POSITIONS:
+        _require_one_length(pairs, encoded, grid)
+    return encoded
 
 
 def _shared(progress: Callable[[int, int], None] | None, pair: int, pairs: int) -> Callable[[int, int], None] | None:

@@ -147,7 +147,7 @@ class Model:
     @property
     def encoder(self) -> Encoder:
         """How this model reads text: what pairs of prompts are encoded with and tasks are generated for."""
-        return Encoder(self.encode, self.tokenizer, self.anatomy.sizes.d_vocab)
+        return Encoder(self.encode, self.tokenizer, self._head_width or self.anatomy.sizes.d_vocab)
 
     def token(self, token: int) -> str:
         """A token as text; `id:7042` if the model came without a tokenizer."""
@@ -258,13 +258,18 @@ class Model:
             PromptError, TokenError, PositionError, TargetError: as `trace` and `target`.
         """
         self.inputs(prompt, chat).destinations(positions)
-        head = getattr(self.module, "get_output_embeddings", lambda: None)()
-        if not isinstance(head, torch.nn.Linear):
+        if self._head_width is None:
             return  # how many tokens there are shows in the anatomy only
         if tokens:
-            parse_target(tokens, self.tokenizer, head.out_features, against)
+            parse_target(tokens, self.tokenizer, self._head_width, against)
         for token in [against] if isinstance(against, str) else against:
-            parse_token(token, self.tokenizer, head.out_features)
+            parse_token(token, self.tokenizer, self._head_width)
+
+    @property
+    def _head_width(self) -> int | None:
+        """The number of tokens that the model predicts, where it shows without the anatomy."""
+        head = getattr(self.module, "get_output_embeddings", lambda: None)()
+        return head.out_features if isinstance(head, torch.nn.Linear) else None
 
     @cached_property
     def input_vocabulary(self) -> int:

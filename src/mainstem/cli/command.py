@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="Text, taken literally; - is standard input.")]
+Prompt = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Text, taken literally; - is standard input.")]
 Position = Annotated[int, typer.Option(metavar="N", help="The destination, from 0; -1 is the last token.")]
 Top = Annotated[int, typer.Option(metavar="N", min=1, help="How many to list.")]
 

@@ -1,11 +1,13 @@
 """The command that explains a prediction."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mainstem.cli import options as o
 from mainstem.cli.command import Position, Prompt, Top, command
+from mainstem.cli.prompts import Count, Pairs, Task, many, open_with_pairs
 from mainstem.cli.running import Run
 from mainstem.errors import UsageError
 
@@ -13,7 +15,7 @@ from mainstem.errors import UsageError
 @command
 def explain(
     run: Run,
-    prompt: Prompt,
+    prompt: Prompt = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,6 +70,9 @@ def explain(
     at: Annotated[
         str, typer.Option(metavar="|".join(o.PLACES), help="Where they are taken out: the destination, or everywhere.")
     ] = "last",
+    pairs: Pairs = None,
+    task: Task = None,
+    count: Count = 10,
 ):
     """Say who wrote a prediction, with proof."""
     o.choice("place", at, o.PLACES)
@@ -84,6 +89,12 @@ def explain(
     chosen = o.words(kinds or o.DEFAULT_KINDS)
     for kind in chosen:
         o.choice("kind", kind, o.KINDS)
+    ranked = {"norm": norm, "position": position, "top": top, "kinds": chosen, "negative": negative,
+              "exhaustive": exhaustive, "measure": measure, "ablate": counts, "everywhere": at == "all"}  # fmt: skip
+    alone = {"--target": target, "--against": against, "--continuation": continuation, "--direction": direction,
+             "--queries": queries}  # fmt: skip
+    if many(prompt, pairs, task, alone):
+        return _explain_pairs(run, pairs, task, count, score or "increase", ranked)
     given = run.prompt(prompt)
 
     def check(model) -> None:
@@ -96,7 +107,23 @@ def explain(
     with run.step("Explaining ..."):
         return model.explain(
             given, chat=run.common.chat, target=target or None, against=against or (), continuation=continuation,
-            direction=direction, position=position, score=score, norm=norm, kinds=chosen, negative=negative,
-            exhaustive=exhaustive, measure=measure, top=top, queries=queries,
-            ablate=counts, everywhere=at == "all",
+            direction=direction, score=score, queries=queries, **ranked,
         )  # fmt: skip
+
+
+def _explain_pairs(run: Run, pairs: Path | None, task: str | None, count: int, score: str, ranked: dict):
+    """The same for many prompts."""
+    chat = run.common.chat
+
+    def check(model, chosen) -> None:
+        from mainstem.explaining import check_options
+        from mainstem.prompt_sets import check_pairs
+
+        check_options(score, ranked["norm"], ranked["kinds"], ranked["top"], ranked["negative"])
+        check_pairs(model, chosen, ranked["position"], chat)
+
+    model, chosen = open_with_pairs(run, pairs, task, count, check)
+    with run.step("Explaining ..."):
+        from mainstem.set_explaining import explain_set
+
+        return explain_set(model, chosen, chat=chat, progress=run.progress("Explaining"), score=score, **ranked)

@@ -8,6 +8,7 @@ import typer
 
 from mainstem.cli import options as o
 from mainstem.cli.command import Position, Prompt, command
+from mainstem.cli.prompts import Count, Pairs, Task, many, open_with_pairs
 from mainstem.cli.running import Run
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 @command
 def steer(
     run: Run,
-    prompt: Prompt,
+    prompt: Prompt = None,
+    *,
     edit: Annotated[
         list[str],
         typer.Option(
@@ -36,12 +38,18 @@ def steer(
     temperature: Annotated[
         float, typer.Option(metavar="T", help="0 for the likeliest token each time; else tokens are drawn, by --seed.")
     ] = 0.0,
+    pairs: Pairs = None,
+    task: Task = None,
+    count: Count = 10,
 ):
     """Write with edits and without, side by side."""
     from mainstem.edit_text import parse_edit
 
     for text in edit:
         parse_edit(text)
+    if many(prompt, pairs, task, {}):
+        written = {"count": tokens, "continuations": continuation or (), "temperature": temperature}
+        return _steer_pairs(run, pairs, task, count, edit, written)
     given, chat = run.prompt(prompt), run.common.chat
     model = run.open(lambda model: model.check(given, chat=chat))
     with run.step("Writing ..."):
@@ -49,6 +57,23 @@ def steer(
         return model.compare(
             given, *edits, count=tokens, continuations=continuation or (), temperature=temperature, chat=chat
         )
+
+
+def _steer_pairs(run: Run, pairs: Path | None, task: str | None, count: int, edit: list[str], written: dict):
+    """The same for many prompts."""
+    chat = run.common.chat
+
+    def check(model, chosen) -> None:
+        from mainstem.prompt_sets import check_pairs
+
+        check_pairs(model, chosen, chat=chat)
+
+    model, chosen = open_with_pairs(run, pairs, task, count, check)
+    with run.step("Writing ..."):
+        from mainstem.set_steering import compare_set
+
+        edits = [model.edit(text) for text in edit]
+        return compare_set(model, chosen, edits, chat=chat, progress=run.progress("Writing"), **written)
 
 
 @command
@@ -64,16 +89,9 @@ def patch(
         list[str] | None, typer.Option(metavar="TOKEN", help="The right answer: text, or id:7042; may be repeated.")
     ] = None,
     wrong: Annotated[list[str] | None, typer.Option(metavar="TOKEN", help="A wrong answer; may be repeated.")] = None,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.jsonl", help="Instead of two prompts: lines of JSON with clean, corrupted, answers, wrong."
-        ),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(metavar="|".join(o.TASKS), help="Instead of two prompts: pairs of a task, by --seed.")
-    ] = None,
-    count: Annotated[int, typer.Option(metavar="N", min=1, help="With --task: how many pairs.")] = 10,
+    pairs: Pairs = None,
+    task: Task = None,
+    count: Count = 10,
     metric: Annotated[
         str, typer.Option(metavar="|".join(o.METRICS), help="What is measured at the destination.")
     ] = "logit-difference",
@@ -113,12 +131,14 @@ def patch(
         from mainstem.cli.output import check_destination
 
         check_destination(state, "--state")
-    chosen = patching_pairs(given, answer or (), wrong or (), pairs)
-    model = run.open()
-    if task is not None:
-        from mainstem.lab.tasks import generate
+    single = _single_pair(given, answer or (), wrong or ()) if given else None
 
-        chosen = generate(task, model.encoder, count, run.common.seed)
+    def check(model, chosen) -> None:
+        from mainstem.patch_reading import encode_pairs
+
+        encode_pairs(model, chosen, grid, run.common.chat)
+
+    model, chosen = open_with_pairs(run, single or pairs, task, count, check)
     with run.step("Patching ..."):
         from mainstem.patch_reading import read_patch
 
@@ -138,13 +158,11 @@ def patch(
         )
 
 
-def patching_pairs(
-    prompts: Sequence[str | list[int]], answers: Sequence[str], wrong: Sequence[str], file: Path | None
+def _single_pair(
+    prompts: Sequence[str | list[int]], answers: Sequence[str], wrong: Sequence[str]
 ) -> "list[PromptPair]":
-    """The pair of two prompts, or the pairs of a file; none where a task makes them."""
-    from mainstem.lab.pairs import PromptPair, read_pairs
+    """The pair of two prompts."""
+    from mainstem.lab.pairs import PromptPair
 
-    if file is not None:
-        return read_pairs(file)
-    texts = [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
-    return [PromptPair(texts[0], texts[1], tuple(answers), tuple(wrong))] if texts else []
+    clean, corrupted = (prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts)
+    return [PromptPair(clean, corrupted, tuple(answers), tuple(wrong))]

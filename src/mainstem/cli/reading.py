@@ -7,6 +7,7 @@ import typer
 
 from mainstem.cli import options as o
 from mainstem.cli.command import Position, Prompt, Top, command
+from mainstem.cli.prompts import Count, Pairs, Task, many, open_with_pairs
 from mainstem.cli.running import Run
 
 DEFAULT_PROMPT = "The capital of France is"
@@ -35,7 +36,7 @@ def anatomy(
 @command
 def lens(
     run: Run,
-    prompt: Prompt,
+    prompt: Prompt = None,
     tokens: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,9 +55,14 @@ def lens(
         ),
     ] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also draw the courses into a file.")] = None,
+    pairs: Pairs = None,
+    task: Task = None,
+    count: Count = 10,
 ):
     """Read the stream after every sublayer."""
     o.choice("norm", norm, o.NORMS)
+    if many(prompt, pairs, task, {"--tokens": tokens, "--unit": units, "--figure": figure}):
+        return _lens_pairs(run, pairs, task, count, position, norm)
     given, chat = run.prompt(prompt), run.common.chat
     if figure is not None:
         from mainstem.cli.output import check_destination
@@ -74,3 +80,20 @@ def lens(
 
         output.write_file(lens_figure(reading), figure.expanduser(), "--figure")
     return reading
+
+
+def _lens_pairs(run: Run, pairs: Path | None, task: str | None, count: int, position: int, norm: str):
+    """The same for many prompts."""
+    chat = run.common.chat
+
+    def check(model, chosen) -> None:
+        from mainstem.prompt_sets import check_pairs
+
+        check_pairs(model, chosen, position, chat)
+
+    model, chosen = open_with_pairs(run, pairs, task, count, check)
+    with run.step("Reading ..."):
+        from mainstem.set_lens import read_lens_set
+
+        progress = run.progress("Reading")
+        return read_lens_set(model, chosen, chat=chat, progress=progress, position=position, norm=norm)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@
     reproduce Experiment          ->  experiment_terminal experiment_page
     steer     Compared            ->  steer_terminal      steer_page
     patch     PatchReading        ->  patch_terminal      patch_page        parquet
+    any       PromptSetReading    ->  set_terminal        set_page          (many prompts)
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
@@ -21,6 +22,7 @@ from mainstem.experiments.outcome import Experiment
 from mainstem.explanation import Explanation
 from mainstem.generation import Compared
 from mainstem.patch_description import PatchReading
+from mainstem.prompt_set_description import PromptSetReading
 from mainstem.report.text import finite
 
 
@@ -64,6 +66,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.patch_terminal import print_patch
 
         print_patch(console, result)
+    elif isinstance(result, PromptSetReading):
+        from mainstem.report.set_terminal import print_prompt_set
+
+        print_prompt_set(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -107,4 +113,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.patch_page import patch_page
 
         return patch_page(result)
+    if isinstance(result, PromptSetReading):
+        from mainstem.report.set_page import prompt_set_page
+
+        return prompt_set_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")
