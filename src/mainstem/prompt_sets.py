@@ -1,8 +1,10 @@
-"""Every command on many prompts: from a file to what its prompts say together. The way that all of them share:
+"""Every command on many prompts: from a file to what its prompts say together.
+
+The way that all of them share:
 
     FILE.jsonl or a task  ->  read_pairs, generate     lines as they were written                       (lab)
     PromptPair            ->  check_pairs              refused by file, line and field before any run   (here)
-    each pair             ->  explain, lens, steer     the same entry point as for one prompt           (set_explaining ...)
+    each pair             ->  explain, lens, steer     the same entry point as for one prompt           (set_*)
     their results         ->  gathered, mean_of        means, bootstrap intervals, split-half stability (here)
     PromptSetReading      ->  set_terminal, set_page   tables, JSON, HTML                               (report)
 

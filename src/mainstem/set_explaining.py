@@ -54,7 +54,11 @@ def explain_set(
         pairs: their clean prompts are explained, for their answers against their wrong answers.
         chat: whether to wrap prompts in the model's chat template.
         progress: called with the number of prompts done and of all.
-        score, norm, position, top, negative: as `Model.explain`; scores that are measured on the model are refused.
+        score: as `Model.explain`; scores that are measured on the model are refused.
+        norm: as there.
+        position: as there.
+        top: as there.
+        negative: as there.
         **options: others of `Model.explain` that are not about the target.
 
     Raises:
@@ -176,7 +180,7 @@ class _Scorer:
         self.target = trace.model.target(answers, wrong)
 
     def scores(self, units: Sequence[Unit]) -> dict[str, float]:
-        """The score under each name: of subvalues the head's best over this prompt's sources; 0 for what is not there."""
+        """The score under each name: the head's best over sources for subvalues, 0 for what is not there."""
         found: dict[str, float] = {}
         for level in dict.fromkeys(KIND_LEVELS[unit.kind] for unit in units):
             names = {_named(unit) for unit in units if KIND_LEVELS[unit.kind] == level}

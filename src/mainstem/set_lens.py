@@ -38,7 +38,8 @@ def read_lens_set(
         pairs: the lens is read on their clean prompts.
         chat: whether to wrap prompts in the model's chat template.
         progress: called with the number of prompts done and of all.
-        position, norm: as `mainstem.lens_reading.read_lens`.
+        position: as `mainstem.lens_reading.read_lens`.
+        norm: as there.
 
     Raises:
         PromptError, PositionError, TokenError, TargetError: names the line.

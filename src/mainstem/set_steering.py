@@ -40,7 +40,9 @@ def compare_set(
         edits: in the order in which they are made.
         chat: whether to wrap prompts in the model's chat template.
         progress: called with the number of prompts done and of all.
-        count, continuations, temperature: as `Model.compare`; the continuations are compared on every prompt.
+        count: as `Model.compare`.
+        continuations: texts whose probabilities are compared on every prompt, beside the answers.
+        temperature: as `Model.compare`.
 
     Raises:
         PromptError, TokenError, TargetError: names the line.
