@@ -30,7 +30,9 @@ def many(prompt: str | None, pairs: Path | None, task: str | None, alone: Mappin
     """Whether many prompts are asked for.
 
     Args:
-        prompt, pairs, task: as given; one of them has to be.
+        prompt: as given; one of the three has to be.
+        pairs: as given.
+        task: as given.
         alone: options that are about a single prompt, by name, with what was given.
 
     Raises:
