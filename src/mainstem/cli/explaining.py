@@ -7,7 +7,7 @@ import typer
 
 from mainstem.cli import options as o
 from mainstem.cli.command import Position, Prompt, Top, command
-from mainstem.cli.prompts import Count, Pairs, Task, many, open_with_pairs
+from mainstem.cli.prompts import Count, Pairs, Task, open_with_pairs, single
 from mainstem.cli.running import Run
 from mainstem.errors import UsageError
 
@@ -93,7 +93,8 @@ def explain(
               "exhaustive": exhaustive, "measure": measure, "ablate": counts, "everywhere": at == "all"}  # fmt: skip
     alone = {"--target": target, "--against": against, "--continuation": continuation, "--direction": direction,
              "--queries": queries}  # fmt: skip
-    if many(prompt, pairs, task, alone):
+    prompt = single(prompt, pairs, task, alone)
+    if prompt is None:
         return _explain_pairs(run, pairs, task, count, score or "increase", ranked)
     given = run.prompt(prompt)
 

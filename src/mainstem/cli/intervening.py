@@ -8,7 +8,7 @@ import typer
 
 from mainstem.cli import options as o
 from mainstem.cli.command import Position, Prompt, command
-from mainstem.cli.prompts import Count, Pairs, Task, many, open_with_pairs
+from mainstem.cli.prompts import Count, Pairs, Task, open_with_pairs, single
 from mainstem.cli.running import Run
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def steer(
 
     for text in edit:
         parse_edit(text)
-    if many(prompt, pairs, task, {}):
+    prompt = single(prompt, pairs, task, {})
+    if prompt is None:
         written = {"count": tokens, "continuations": continuation or (), "temperature": temperature}
         return _steer_pairs(run, pairs, task, count, edit, written)
     given, chat = run.prompt(prompt), run.common.chat

@@ -26,8 +26,8 @@ Task = Annotated[
 Count = Annotated[int, typer.Option(metavar="N", min=1, help="With --task: how many pairs.")]
 
 
-def many(prompt: str | None, pairs: Path | None, task: str | None, alone: Mapping[str, object]) -> bool:
-    """Whether many prompts are asked for.
+def single(prompt: str | None, pairs: Path | None, task: str | None, alone: Mapping[str, object]) -> str | None:
+    """The prompt, if a single one is asked for; None where a file or a task has many.
 
     Args:
         prompt: as given; one of the three has to be.
@@ -46,7 +46,7 @@ def many(prompt: str | None, pairs: Path | None, task: str | None, alone: Mappin
     if task is not None:
         o.choice("task", task, o.TASKS)
     if prompt is not None:
-        return False
+        return prompt
     for option, given in alone.items():
         if given:
             raise UsageError(
@@ -54,7 +54,7 @@ def many(prompt: str | None, pairs: Path | None, task: str | None, alone: Mappin
                 option,
                 f"Leave out {option}.",
             )
-    return True
+    return None
 
 
 def open_with_pairs(

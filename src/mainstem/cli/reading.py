@@ -7,7 +7,7 @@ import typer
 
 from mainstem.cli import options as o
 from mainstem.cli.command import Position, Prompt, Top, command
-from mainstem.cli.prompts import Count, Pairs, Task, many, open_with_pairs
+from mainstem.cli.prompts import Count, Pairs, Task, open_with_pairs, single
 from mainstem.cli.running import Run
 
 DEFAULT_PROMPT = "The capital of France is"
@@ -61,7 +61,8 @@ def lens(
 ):
     """Read the stream after every sublayer."""
     o.choice("norm", norm, o.NORMS)
-    if many(prompt, pairs, task, {"--tokens": tokens, "--unit": units, "--figure": figure}):
+    prompt = single(prompt, pairs, task, {"--tokens": tokens, "--unit": units, "--figure": figure})
+    if prompt is None:
         return _lens_pairs(run, pairs, task, count, position, norm)
     given, chat = run.prompt(prompt), run.common.chat
     if figure is not None:
