@@ -43,6 +43,7 @@ def file(tmp_path):
 # --- explain ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["increase", "additive", "direct"])
 @pytest.mark.parametrize("negative", [False, True])
 def test_means_are_those_of_every_unit_on_every_prompt(model, score, negative):
@@ -81,6 +82,7 @@ def test_intervals_are_those_of_patch(model):
     assert found.stability is not None and -1 <= found.stability.half <= 1
 
 
+@pytest.mark.slow
 def test_verdicts_are_counted(model):
     found = explain_set(model, PAIRS[:2], top=3, ablate={"ffn": 2, "attention": 2})
     assert sum(found.verdicts.values()) == 2 and set(found.outcomes[0].means) == {
