@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mainstem.causal.path_patching import PathEffects, PathPatching
-from mainstem.intervening import MetricOf, equal_prompts, metric_of, rows_of
+from mainstem.causal.tracked import LogitMetric
+from mainstem.intervening import equal_prompts, metric_of, rows_of
 from mainstem.model.anatomy import Anatomy
 from mainstem.units import Unit
 
@@ -21,7 +22,7 @@ def patch_paths(
     receivers: Sequence[str | Sequence[str]] = ("logits",),
     answers: str | Sequence[str] = (),
     wrong_answers: str | Sequence[str] = (),
-    metric: str | MetricOf = "logit-difference",
+    metric: str | LogitMetric = "logit-difference",
     *,
     positions: Sequence[int] | None = None,
     position: int = -1,

@@ -21,6 +21,7 @@ from mainstem.causal.edits import Edit
 from mainstem.errors import MainstemError, NotFiniteError, PromptError, UsageError
 from mainstem.generation import Compared, Generated, Likelihood
 from mainstem.intervening import one_prompt
+from mainstem.model.outputs import logits_of
 from mainstem.run.inputs import CACHES, cache_argument, context_length
 from mainstem.whole_numbers import whole_number
 
@@ -214,7 +215,7 @@ class _Writer:
             made.cache = made.cache if cache is not None else None
         else:
             result = self.model.module(**self._uncached(ids))
-        logits = (result.logits if hasattr(result, "logits") else result)[0, -1]
+        logits = logits_of(result)[0, -1]
         if not torch.isfinite(logits).all():
             self.model.trace(ids[0].tolist())  # names the layer
             raise NotFiniteError("The logits are NaN or infinite under the edits", None, "Make the edits smaller.")
@@ -249,7 +250,7 @@ def _log_probabilities(
     whole = torch.cat([ids, ids.new_tensor([list(continuation)])], 1)
     with model.edited(*edits, prompt=ids.shape[1]):
         result = model.module(input_ids=whole, **model.inputs(whole[0].tolist()).forward)
-    logits = (result.logits if hasattr(result, "logits") else result)[0, ids.shape[1] - 1 : -1]
+    logits = logits_of(result)[0, ids.shape[1] - 1 : -1]
     chosen = torch.tensor(list(continuation), device=logits.device)[:, None]
     return logits.double().log_softmax(-1).gather(1, chosen)[:, 0]
 

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from mainstem.causal.edited_rows import EditedRows
 from mainstem.causal.metrics import Metric, OwnMetric, checked_metric
+from mainstem.causal.tracked import LogitMetric
 from mainstem.errors import EditError, PromptError
 from mainstem.lab.pairs import PromptPair, encode_pair
 from mainstem.run.inputs import Inputs
 
 if TYPE_CHECKING:
     from mainstem.session import Model, Prompt
-
-MetricOf = Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]]
 
 
 def require_whole_edits(model: "Model") -> None:
@@ -73,7 +72,7 @@ def rows_of(model: "Model", inputs: Inputs, position: int) -> EditedRows:
 
 def metric_of(
     model: "Model",
-    metric: str | MetricOf,
+    metric: str | LogitMetric,
     answers: str | Sequence[str],
     wrong_answers: str | Sequence[str],
     clean_logits: Callable[[], Float[Tensor, " d_vocab"]],

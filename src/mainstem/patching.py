@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mainstem.causal.patching import Direction, Pair, Progress, Sweep, sweep
 from mainstem.causal.patching_grids import grid as grid_of
-from mainstem.causal.recorded import logits_of
 from mainstem.causal.replay import DEFAULT_MEMORY
 from mainstem.generating import described
 from mainstem.intervening import metric_of, one_prompt, require_whole_edits
+from mainstem.model.outputs import logits_of
 from mainstem.run.inputs import Inputs
 from mainstem.units import Unit
 from mainstem.whole_numbers import whole_number

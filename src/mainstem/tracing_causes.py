@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mainstem.causal.causal_tracing import KINDS, CausalTrace, noised, replaced, trace_causes
+from mainstem.causal.tracked import LogitMetric
 from mainstem.errors import UsageError
-from mainstem.intervening import MetricOf, answer_of, equal_prompts, metric_of, one_prompt, rows_of
+from mainstem.intervening import answer_of, equal_prompts, metric_of, one_prompt, rows_of
 
 if TYPE_CHECKING:
     from mainstem.session import Model, Prompt
@@ -20,7 +21,7 @@ def causal_trace(
     corrupted: "Prompt | None" = None,
     answers: str | Sequence[str] = (),
     wrong_answers: str | Sequence[str] = (),
-    metric: str | MetricOf = "probability",
+    metric: str | LogitMetric = "probability",
     *,
     subject: Sequence[int] = (),
     noise: float = 3.0,

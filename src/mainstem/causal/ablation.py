@@ -21,6 +21,7 @@ from mainstem.causal.expert_changes import ExpertChange, expert_taps
 from mainstem.errors import LevelRefusedError, UnitError
 from mainstem.model.anatomy import Anatomy, Write
 from mainstem.model.hooks import Site, tapped
+from mainstem.model.outputs import logits_of
 from mainstem.units import Unit
 
 BATCH_ENTRIES = 32_000_000
@@ -201,9 +202,7 @@ class AblatedRuns:
             expert_taps(self.model, self.anatomy, experts, now) as taps,
             tapped(self.model, [*change_taps(changes, now), *taps]),
         ):
-            result = self.model(input_ids=ids, **self.forward)
-        logits = result.logits if hasattr(result, "logits") else result
-        return logits[:, self.position].clone()
+            return logits_of(self.model(input_ids=ids, **self.forward))[:, self.position].clone()
 
 
 def alike(row: Tensor, alone: Tensor) -> bool:

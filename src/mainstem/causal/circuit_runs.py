@@ -27,12 +27,12 @@ from mainstem.analysis.circuits import Edges, members
 from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.edge_attribution import read_rows, written_by
 from mainstem.causal.edges import EdgeGraph, Part, Piece
-from mainstem.causal.recorded import logits_of
 from mainstem.causal.tracked import LogitMetric, Prompt, Tracked, require_same_length, seen
 from mainstem.errors import UsageError
 from mainstem.model.graph import Gate, StreamGraph, gates_of, stream_values, writes_behind
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.layouts import by_token
+from mainstem.model.outputs import logits_of
 from mainstem.units import Unit
 
 

@@ -18,9 +18,9 @@ from mainstem.causal.changes import Change, Pass, change_taps, copied_by_token
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.head_changes import HeadChange, head_taps
-from mainstem.causal.recorded import logits_of
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.outputs import logits_of
 from mainstem.run.inputs import Inputs
 
 LARGEST_BATCH = 64

@@ -16,9 +16,9 @@ from mainstem.analysis.ranks import RankCorrelation, rank_correlation
 from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.attribution_patching import AttributionPatching
 from mainstem.causal.patch_places import Place
-from mainstem.causal.recorded import logits_of
 from mainstem.causal.tracked import LogitMetric, Prompt, seen
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.outputs import logits_of
 from mainstem.units import Unit
 
 SAMPLE = 400

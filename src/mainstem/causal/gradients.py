@@ -35,6 +35,7 @@ from mainstem.causal.tracked import in_spite_of_changes
 from mainstem.errors import UsageError
 from mainstem.model.anatomy import Write
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.outputs import logits_of
 from mainstem.targets import Target
 from mainstem.units import Unit
 
@@ -184,8 +185,7 @@ class Differentiator:
 
         def differentiate() -> tuple[Tensor, tuple[Tensor | None, ...]]:
             with torch.enable_grad(), tapped(self.model, taps):
-                result = self.model(input_ids=ids, **self.forward)
-                logits = result.logits if hasattr(result, "logits") else result
+                logits = logits_of(self.model(input_ids=ids, **self.forward))
                 log_p = log_probability(logits[:, place].double(), self.target)
                 return log_p.detach(), torch.autograd.grad(log_p.sum(), list(added.values()), allow_unused=True)
 

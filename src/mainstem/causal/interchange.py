@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.causal.pieces import Entries, PieceMap
-from mainstem.causal.recorded import logits_of
 from mainstem.errors import LevelRefusedError, PairError, PositionError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Tap, tapped
+from mainstem.model.outputs import logits_of
 from mainstem.points import Point
 
 ACTIVE = 0.999

@@ -28,12 +28,12 @@ from mainstem.causal.ablation import alike
 from mainstem.causal.changes import Change, Pass, copied_by_token, set_by_position
 from mainstem.causal.metrics import Metric, metric_name, normalised
 from mainstem.causal.patching_grids import Cell, Grid
-from mainstem.causal.recorded import logits_of
 from mainstem.causal.replay import DEFAULT_MEMORY, Replay
 from mainstem.causal.sweep_state import SweepState
 from mainstem.errors import CertificateError, ChoiceError, MetricError, PromptError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.outputs import logits_of
 
 Direction = Literal["denoising", "noising"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)

@@ -24,6 +24,7 @@ from mainstem.causal.block_output import BlockOutput, block_output
 from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Replacement, Site, Tap, around_call, replaced_calls, tapped
+from mainstem.model.outputs import logits_of
 from mainstem.model.trees import leaves_of, map_leaves
 from mainstem.run.memory import LiveBytes
 
@@ -223,11 +224,6 @@ class RecordedBlocks:
 
 class _EnoughError(Exception):
     """Ends a run whose rest is of no interest."""
-
-
-def logits_of(result: Any) -> Tensor:
-    """[batch, pos, d_vocab] of what a model returns."""
-    return result.logits if hasattr(result, "logits") else result
 
 
 def end_only(site: Site, batch: int, positions: int) -> tuple[Site, Tap]:

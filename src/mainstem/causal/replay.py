@@ -31,10 +31,11 @@ from mainstem.causal.ablation import alike
 from mainstem.causal.changes import Change, Pass, change_taps
 from mainstem.causal.grouping import Batch, Start, batches
 from mainstem.causal.prefixes import Prefixes
-from mainstem.causal.recorded import RecordedBlocks, end_only, logits_of, said
+from mainstem.causal.recorded import RecordedBlocks, end_only, said
 from mainstem.errors import NotFiniteError, RunError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.outputs import logits_of
 from mainstem.run.capture import capture
 
 DEFAULT_MEMORY = 2**30

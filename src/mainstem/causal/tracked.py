@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.recorded import logits_of
 from mainstem.errors import RunError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.outputs import logits_of
 
 LogitMetric = Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]]
 """A number for the logits of each run, differentiable: a `mainstem.causal.metrics.Metric`, or any other function."""

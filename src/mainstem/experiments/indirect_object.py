@@ -22,12 +22,12 @@ from torch import Tensor
 from mainstem.attributing import PatchPair
 from mainstem.causal.edits import Edit
 from mainstem.causal.metrics import Metric
-from mainstem.causal.recorded import logits_of
 from mainstem.errors import UsageError
 from mainstem.experiments.indirect_object_claims import STRONG, Ablated, assemble, heads_by_effect, mean
 from mainstem.experiments.outcome import Experiment
 from mainstem.lab.pairs import PromptPair, encode_pair
 from mainstem.lab.tasks import indirect_object
+from mainstem.model.outputs import logits_of
 from mainstem.patch_reading import read_patch
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mainstem.errors import TokenError
+from mainstem.model.outputs import logits_of
 from mainstem.run.inputs import base_arguments
 from mainstem.targets import parse_token
 
@@ -68,8 +69,7 @@ def _single(model: "Model", answer: str) -> int | None:
 
 def _judged(model: "Model", relation: str, text: str, answer: str, ids: dict[str, int]) -> Prompt | None:
     table = torch.tensor([model.encode(text)], device=next(model.module.parameters()).device)
-    result = model.module(input_ids=table, **base_arguments(model.module))
-    logits = result.logits if hasattr(result, "logits") else result
+    logits = logits_of(model.module(input_ids=table, **base_arguments(model.module)))
     log_p = logits[0, -1].double().log_softmax(-1)
     own = ids[answer]
     kind = tuple(sorted({token for token in ids.values() if token != own}))

@@ -20,6 +20,7 @@ from mainstem.errors import NoLanguageHeadError, RefusedError
 from mainstem.model.anatomy import Anatomy, Sizes, Write, merged
 from mainstem.model.graph import Gate, Node, NormNode, StreamGraph, SumNode, Term, WriteNode
 from mainstem.model.labels import Labelled, label_writes
+from mainstem.model.outputs import logits_of
 from mainstem.model.readout import find_readout
 from mainstem.model.reads import find_reads
 from mainstem.model.recorder import Recording, Value, record
@@ -221,8 +222,7 @@ def _run_with_another_end(model: torch.nn.Module, ids: Tensor, forward: dict[str
     """The logits where the last token is another one."""
     changed = ids.clone()
     changed[0, -1] = ids[0, 0]
-    result = model(input_ids=changed, **forward)
-    return result.logits if hasattr(result, "logits") else result
+    return logits_of(model(input_ids=changed, **forward))
 
 
 def _agree_before_the_end(logits: Tensor, other: Tensor) -> bool:

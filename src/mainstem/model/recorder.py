@@ -20,6 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
 from mainstem.model.hooks import around_call, counted_by, function_name, watch_calls
+from mainstem.model.outputs import logits_of
 from mainstem.model.trees import leaves_of, map_leaves
 
 
@@ -270,11 +271,7 @@ def record(model: torch.nn.Module, input_ids: torch.Tensor, **kwargs: Any) -> Re
     recorder = Recorder(model, [input_ids])
     with torch.no_grad(), watch_calls(model, recorder.enter, recorder.leave), recorder:
         result = model(input_ids=input_ids, **kwargs)
-    return recorder.recording(_as_tree(result))
-
-
-def _as_tree(result: Any) -> Any:
-    return {"logits": result.logits} if hasattr(result, "logits") else {"logits": result}
+    return recorder.recording({"logits": logits_of(result)})
 
 
 @contextmanager

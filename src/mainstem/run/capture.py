@@ -21,6 +21,7 @@ from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_s
 from mainstem.model.graph import Gate, gates_of
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.layouts import PositionAxis, by_position, by_token
+from mainstem.model.outputs import logits_of
 from mainstem.model.recorder import recorded_call
 from mainstem.model.views import heads_first, pattern_rows, query_rows
 
@@ -139,8 +140,7 @@ def capture(
             stack.enter_context(recorded_call(model, site.path, site.call, done))
         stack.enter_context(tapped(model, [*edits, *keeper.taps]))
         result = model(input_ids=input_ids, **forward)
-    logits = result.logits if hasattr(result, "logits") else result
-    out.logits = keeper.at(logits)
+    out.logits = keeper.at(logits_of(result))
     return out
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from mainstem.errors import ChoiceError, NotFiniteError, PromptError, RunError, UnitError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.graph import evaluate
+from mainstem.model.outputs import logits_of
 from mainstem.run.capture import Captured, capture
 from mainstem.run.inputs import Inputs, base_arguments
 from mainstem.run.moment import Moment, moment
@@ -85,8 +86,7 @@ class RunTrace:
             if not padding:
                 continue
             ids = self.inputs.ids[row : row + 1, padding:]
-            result = self.module(input_ids=ids, **base_arguments(self.module))
-            logits = result.logits if hasattr(result, "logits") else result
+            logits = logits_of(self.module(input_ids=ids, **base_arguments(self.module)))
             expected = logits[0, captured.destinations[row] - padding].double()
             seen = captured.logits[row].double()
             slack = max(1e-3, 16 * torch.finfo(logits.dtype).eps)
