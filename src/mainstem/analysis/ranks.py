@@ -32,10 +32,15 @@ def ranks(scores: Float[Tensor, "*draw unit"]) -> Float[Tensor, "*draw unit"]:
     return torch.empty_like(shared).scatter_(-1, order, shared)
 
 
+def pearson(a: Float[Tensor, "*draw unit"], b: Float[Tensor, "*draw unit"]) -> Float[Tensor, "*draw"]:
+    """The correlation along the last axis; NaN where all entries of one list are equal."""
+    x, y = (scores - scores.mean(-1, keepdim=True) for scores in (a, b))
+    return ((x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))).clamp(-1, 1)
+
+
 def correlation(a: Float[Tensor, "*draw unit"], b: Float[Tensor, "*draw unit"]) -> Float[Tensor, "*draw"]:
     """Spearman's correlation along the last axis: that of the ranks; NaN where all scores of one list are equal."""
-    x, y = (r - r.mean(-1, keepdim=True) for r in (ranks(a), ranks(b)))
-    return ((x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))).clamp(-1, 1)
+    return pearson(ranks(a), ranks(b))
 
 
 def rank_correlation(a: Float[Tensor, " unit"], b: Float[Tensor, " unit"], seed: int = 0) -> RankCorrelation:

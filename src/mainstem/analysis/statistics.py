@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mainstem.analysis.ranks import pearson
+
 DRAWS = 2000
 SPLITS = 100
 
@@ -79,12 +81,6 @@ def split_half(table: Float[Tensor, "unit prompt"], seed: int = 0, splits: int =
     for _ in range(splits):
         order = torch.randperm(prompts, generator=generator)
         first, second = (data[:, order[part]].mean(-1) for part in (slice(half), slice(half, 2 * half)))
-        correlations.append(_correlation(first, second))
+        correlations.append(float(pearson(first, second)))
     r = sum(correlations) / splits
     return Stability(r, 2 * r / (1 + r) if r > -1 else math.nan, splits)
-
-
-def _correlation(a: Float[Tensor, " unit"], b: Float[Tensor, " unit"]) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(a.norm() * b.norm())
-    return float(a @ b) / scale if scale > 0 else math.nan

@@ -29,7 +29,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.attribution import quadrature
-from mainstem.causal.head_changes import result_site
 from mainstem.causal.patch_places import Place, patch_places, without_places
 from mainstem.causal.query_key import (
     Effects,
@@ -194,7 +193,7 @@ class _Pair:
         attention = [site for core in cores for site in attention_sites(core)]
         self.sites = list(dict.fromkeys([*(site for place in of.places for site in place.sites), *attention]))
         self.asked = list(dict.fromkeys(s for i, p in enumerate(of.places) if i not in self.exact for s in p.sites))
-        self.asked += [result_site(core) for core in cores]
+        self.asked += [core.result_site for core in cores]
         begin = embedding_sites(of.anatomy)
         self.donor = seen(of.model, [*begin, *self.sites], of.donor, of.metric, {})
 
@@ -248,9 +247,12 @@ class _Pair:
 
     def _effect(self, index: int, place: Place, base: Tracked, slopes: dict[Site, Tensor]) -> Effects:
         if index in self.exact and place.core is not None:
-            calls = attention_call(base, place.core), attention_call(self.donor, place.core)
-            slope = pattern_gradient(calls[0], slopes[result_site(place.core)], place.core)
-            return query_effects(*calls, slope) if place.kind == "query" else key_effects(*calls, slope, place.heads)
+            positions = len(self.of.base)
+            own, other = (attention_call(run, place.core, positions) for run in (base, self.donor))
+            slope = pattern_gradient(own, slopes[place.core.result_site], place.core)
+            if place.kind == "query":
+                return query_effects(own, other, slope)
+            return key_effects(own, other, slope, place.heads)
         scores = torch.zeros(())
         for site in place.sites:
             product = (slopes[site] * (self.donor.values[site] - base.values[site])).double()

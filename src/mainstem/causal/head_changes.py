@@ -9,7 +9,8 @@ Positions of queries and patterns are destinations; those of keys and values are
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -67,31 +68,35 @@ class Operands:
     def weights(self, query: Tensor, key: Tensor, row: int, head: int) -> Float[Tensor, "pos source"]:
         """The pattern of one head, in float32 at least."""
         wide = torch.promote_types(query.dtype, torch.float32)
-        scores = query.to(wide) @ key.to(wide).T * self.scale
-        if self.mask is not None:
-            mask = self.mask[row, head if self.mask.shape[1] > 1 else 0][..., : scores.shape[-1]]
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
-        elif self.causal:
-            after = torch.ones(scores.shape, dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(after, -torch.inf)
+        scores = self.masked(query.to(wide) @ key.to(wide).T * self.scale, row, head)
         blind = (scores == -torch.inf).all(-1, keepdim=True)  # a padded position sees nothing
         return scores.softmax(-1).masked_fill(blind, 0.0)
+
+    def masked(self, scores: Float[Tensor, "pos source"], row: int, head: int) -> Float[Tensor, "pos source"]:
+        """The scores of one head with the mask put on."""
+        if self.mask is not None:
+            mask = self.mask[row, head if self.mask.shape[1] > 1 else 0][..., : scores.shape[-1]]
+            return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores)
+        if self.causal:
+            after = torch.ones(scores.shape, dtype=torch.bool, device=scores.device).triu(1)
+            return scores.masked_fill(after, -torch.inf)
+        return scores
 
 
 def received(core: AttentionCore, leaves: list, batch: int, positions: int) -> Operands:
     """The operands of a call from the leaves of its arguments."""
+    return operands_of(core, {name: leaves[slot] for name, slot in core.slots.items()}, batch, positions)
 
-    def argument(name: str):
-        return leaves[core.slots[name]] if name in core.slots else None
 
-    value = heads_first(leaves[core.slots["value"]], core.layouts["value"], core.sizes, batch)
+def operands_of(core: AttentionCore, arguments: Mapping[str, Any], batch: int, positions: int) -> Operands:
+    """The operands of a call from its arguments by name."""
+    value = heads_first(arguments["value"], core.layouts["value"], core.sizes, batch)
     if not core.fused:
-        pattern = pattern_rows(leaves[core.slots["pattern"]], core.layouts["pattern"], core.sizes, batch)
+        pattern = pattern_rows(arguments["pattern"], core.layouts["pattern"], core.sizes, batch)
         return Operands(None, None, value, None, pattern, 1.0, False)
-    query = _by_head(leaves[core.slots["query"]], core, positions)
-    query = query_rows(query, core.layouts["query"], core.sizes, batch)
-    key = heads_first(leaves[core.slots["key"]], core.layouts["key"], core.sizes, batch)
-    mask, causal = argument("attn_mask"), argument("is_causal")
+    query = query_rows(_by_head(arguments["query"], core, positions), core.layouts["query"], core.sizes, batch)
+    key = heads_first(arguments["key"], core.layouts["key"], core.sizes, batch)
+    mask, causal = arguments.get("attn_mask"), arguments.get("is_causal")
     if isinstance(mask, Tensor):
         middle = mask.shape[1:] if mask.dim() == 4 else (1, *mask.shape[-2:])
         mask = mask.expand(batch, *middle)[:, :, :positions]
@@ -106,11 +111,6 @@ def _by_head(tensor: Tensor, core: AttentionCore, positions: int) -> Tensor:
     return tensor.reshape(tensor.shape[0], core.n_heads, 1, -1) if core.fused and packed else tensor
 
 
-def result_site(core: AttentionCore) -> Site:
-    """Where the result of the call is."""
-    return replace(core.site, where="result", slot=0)
-
-
 def head_taps(changes: Iterable[HeadChange], now: Pass) -> list[tuple[Site, Tap]]:
     """Taps that make the changes."""
     by_core: dict[Site, list[HeadChange]] = {}
@@ -120,7 +120,7 @@ def head_taps(changes: Iterable[HeadChange], now: Pass) -> list[tuple[Site, Tap]
     for site, own in by_core.items():
         held: list[Operands] = []
         taps.append((site, _watching(own[0].core, held, now)))
-        taps.append((result_site(own[0].core), _replacing(own, held, now)))
+        taps.append((own[0].core.result_site, _replacing(own, held, now)))
     return taps
 
 

@@ -158,10 +158,5 @@ def _attention_places(write: Write, core: AttentionCore) -> list[Place]:
         counts: dict[PlaceKind, int] = {"query": n_heads, "key": core.n_keys, "value": core.n_key_value_heads}
         for kind, count in counts.items():
             units = [Unit.head(layer, head * n_heads // count, nth=nth) for head in range(count)]
-            found.append(Place(kind, units, (argument_site(core, kind),), core=core, heads=count))
+            found.append(Place(kind, units, (core.argument_site(kind),), core=core, heads=count))
     return found
-
-
-def argument_site(core: AttentionCore, name: str) -> Site:
-    """The site of one of the arguments of an attention call."""
-    return replace(core.site, slot=core.slots[name])

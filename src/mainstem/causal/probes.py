@@ -131,11 +131,6 @@ def _zero_at(arrange: Callable[[Tensor, int], Tensor], select) -> Callable[[Tens
     return edit
 
 
-def _result_site(core: AttentionCore) -> Site:
-    site = core.site
-    return Site(site.path, site.call, "result", 0, site.function, site.ordinal)
-
-
 def _result_edit(core: AttentionCore, head: int, place: int, coordinate: int | slice):
     """The site and the edit that zero a head's result, or one coordinate of it, at a destination.
 
@@ -147,17 +142,12 @@ def _result_edit(core: AttentionCore, head: int, place: int, coordinate: int | s
         def result(index: Tensor, batch: int) -> Tensor:
             return result_rows(index, core.layouts["result"], core.sizes, batch)
 
-        return _result_site(core), _zero_at(result, lambda rows, row: rows[row, head, place, coordinate])
+        return core.result_site, _zero_at(result, lambda rows, row: rows[row, head, place, coordinate])
 
     def values(index: Tensor, batch: int) -> Tensor:
         return heads_first(index, core.layouts["value"], core.sizes, batch)
 
-    return _value_site(core), _zero_at(values, lambda rows, row: rows[row, head, :, coordinate])
-
-
-def _value_site(core: AttentionCore) -> Site:
-    site = core.site
-    return Site(site.path, site.call, "arguments", core.slots["value"], site.function, site.ordinal)
+    return core.argument_site("value"), _zero_at(values, lambda rows, row: rows[row, head, :, coordinate])
 
 
 def _head_probe(before: Moment, core: AttentionCore, generator: torch.Generator) -> Probe:
@@ -208,7 +198,7 @@ def _source_probe(before: Moment, core: AttentionCore, generator: torch.Generato
     own_piece = torch.zeros_like(changed)
     own_piece[head] = heads.pattern[head, source] * heads.value[group[head], source].double()
     edit, part = _zero_at(arrange, select), _part(before, core, own_piece)
-    return Probe(address, writes, _value_site(core), edit, expected, bound, part)
+    return Probe(address, writes, core.argument_site("value"), edit, expected, bound, part)
 
 
 def _neuron_probe(before: Moment, site: Site, indices: list[int], generator: torch.Generator) -> Probe:

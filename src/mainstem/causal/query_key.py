@@ -18,12 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.causal.head_changes import result_site
-from mainstem.causal.patch_places import argument_site
+from mainstem.causal.head_changes import operands_of
 from mainstem.causal.tracked import Tracked
 from mainstem.model.anatomy import AttentionCore
 from mainstem.model.hooks import Site
-from mainstem.model.views import heads_first, query_rows, result_rows
+from mainstem.model.views import result_rows
 
 Heads = Float[Tensor, "n_heads pos d_head"]
 Effects = tuple[Float[Tensor, "pos unit"], Float[Tensor, " unit"]]
@@ -32,8 +31,12 @@ Effects = tuple[Float[Tensor, "pos unit"], Float[Tensor, " unit"]]
 
 def attention_sites(core: AttentionCore) -> list[Site]:
     """What a run must keep of one attention call."""
+    return [*_arguments(core).values(), core.result_site]
+
+
+def _arguments(core: AttentionCore) -> dict[str, Site]:
     names = ("query", "key", "value", "attn_mask", "is_causal")
-    return [*(argument_site(core, name) for name in names if name in core.slots), result_site(core)]
+    return {name: core.argument_site(name) for name in names if name in core.slots}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,30 +59,20 @@ class AttentionCall:
         return self.query @ self.key.mT + self.mask
 
 
-def attention_call(run: Tracked, core: AttentionCore) -> AttentionCall:
-    """The attention call of a run without padding."""
+def attention_call(run: Tracked, core: AttentionCore, positions: int) -> AttentionCall:
+    """The attention call of a run of one prompt without padding."""
+    arguments = {name: run.values[site] for name, site in _arguments(core).items()}
+    given = operands_of(core, arguments, 1, positions)
 
-    def argument(name: str) -> Heads:
-        arrange = query_rows if name == "query" else heads_first
-        found = arrange(run.values[argument_site(core, name)], core.layouts[name], core.sizes, 1)[0]
-        return found.detach().double().repeat_interleave(core.n_heads // found.shape[0], 0)
+    def by_head(operand: Tensor | None) -> Heads:
+        assert operand is not None
+        return operand[0].detach().double().repeat_interleave(core.n_heads // operand.shape[1], 0)
 
-    query, key = argument("query"), argument("key")
-    scale = core.scaling if core.scaling is not None else query.shape[-1] ** -0.5
-    return AttentionCall(query * scale, key, argument("value"), _mask(run, core, query.shape[1]).to(query.device))
-
-
-def _mask(run: Tracked, core: AttentionCore, positions: int) -> Tensor:
-    mask = run.values.get(argument_site(core, "attn_mask")) if "attn_mask" in core.slots else None
-    if isinstance(mask, Tensor):
-        rows = mask.reshape(-1, *mask.shape[-2:])
-        if mask.dtype != torch.bool:
-            return rows.double()
-        return torch.zeros_like(rows, dtype=torch.float64).masked_fill(~rows, -torch.inf)
-    causal = run.values.get(argument_site(core, "is_causal")) if "is_causal" in core.slots else None
-    after = torch.ones(positions, positions, dtype=torch.bool).triu(1)
-    used = core.causal if causal is None else bool(causal)
-    return torch.zeros(1, positions, positions, dtype=torch.float64).masked_fill(after & used, -torch.inf)
+    query, key, value = (by_head(operand) for operand in (given.query, given.key, given.value))
+    nothing = query.new_zeros(query.shape[1], key.shape[1])
+    heads = range(1 if given.mask is None else given.mask.shape[1])
+    mask = torch.stack([given.masked(nothing, 0, head) for head in heads])
+    return AttentionCall(query * given.scale, key, value, mask)
 
 
 def pattern_gradient(

@@ -5,7 +5,7 @@ certificates only read it. Weights in it are the model's own tensors, never copi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -97,6 +97,15 @@ class AttentionCore:
     def n_heads(self) -> int:
         """The number of query heads."""
         return self.channels.shape[0]
+
+    @property
+    def result_site(self) -> Site:
+        """Where the result of the call can be seen."""
+        return replace(self.site, where="result", slot=0)
+
+    def argument_site(self, name: str) -> Site:
+        """Where one of its arguments, by its name among `slots`, can be seen."""
+        return replace(self.site, slot=self.slots[name])
 
 
 @dataclass(frozen=True)
