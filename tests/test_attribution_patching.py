@@ -43,6 +43,7 @@ def linear_end() -> nn.Module:
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     **handmade.ALL,
+    "mixing": handmade.Mixing,
     "linear_end": linear_end,
     **{name: (lambda n=name: zoo.build(n, attn_implementation="sdpa")) for name in ("llama", "gpt2", "qwen3", "phi3")},
     **{name: (lambda n=name: zoo.build(n)) for name in ("gemma2", "olmo2", "bloom")},
@@ -149,6 +150,13 @@ def test_a_head_is_patched_where_its_values_enter_the_output_matrix() -> None:
 
 
 # --- definitions ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_mixes_rows_is_patched_one_run_at_a_time() -> None:
+    mixing, plain = (exact(patcher(name, "head", "sublayer")) for name in ("mixing", "plain"))
+    assert mixing.keys() == plain.keys() and any(abs(effect) > 1e-3 for effect in plain.values())
+    for unit, effect in plain.items():
+        assert mixing[unit] == pytest.approx(effect, abs=1e-10), unit
 
 
 @pytest.mark.parametrize("name", marked("llama", "gpt2", "gemma2", "in_place", "einsum_sinks"))

@@ -27,12 +27,13 @@ SHORT = torch.arange(11, 18)[None]
 
 HANDMADE = [name for name in handmade.ALL if name not in {*handmade.REFUSED, "inline_norms"}]
 ZOO = ["llama", "gpt2", "gemma2", "olmo2", "gpt_neox", "qwen3", "falcon", "bloom", "doge", "granite"]
-QUICK = {"llama", "gemma2", "in_place", "einsum_sinks"}
+QUICK = {"llama", "gemma2", "in_place", "einsum_sinks", "mixing"}
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     **handmade.ALL,
     **{name: (lambda n=name: zoo.build(n)) for name in ZOO},
     "fused": lambda: zoo.build("llama", attn_implementation="sdpa"),
+    "mixing": handmade.Mixing,
 }
 
 
@@ -179,7 +180,7 @@ def test_edges_into_logits_that_are_linear_are_exact() -> None:
 # --- circuits ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", marked([*ZOO, *HANDMADE]))
+@pytest.mark.parametrize("name", marked([*ZOO, *HANDMADE, "mixing"]))
 def test_all_edges_are_the_clean_run_and_none_the_corrupted_one(name: str) -> None:
     run = runner(name)
     everything = run.graph.exists

@@ -255,20 +255,6 @@ class Stale(nn.Module):
         return self.model(input_ids, **kwargs)
 
 
-class Mixing(nn.Module):
-    """Each row gets something of the mean over the batch."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        block = model.blocks[1]  # type: ignore[index]
-        inside = block.forward
-        block.forward = lambda x, mask: inside(x, mask) + 0.5 * (x.mean(0, keepdim=True) - x)
-
-    def forward(self, input_ids, **kwargs):
-        return self.model(input_ids, **kwargs)
-
-
 def replayed(module: nn.Module) -> tuple[Replay, float]:
     """A replay of some changes of the stream, and how far its logits are from full forwards."""
     model = mainstem.open(module)
@@ -292,7 +278,7 @@ def test_a_block_that_reads_what_another_left_behind_is_not_resumed_at() -> None
 
 
 def test_rows_that_mix_are_run_by_themselves() -> None:
-    replay, worst = replayed(Mixing(handmade.ALL["plain"]()).eval())
+    replay, worst = replayed(handmade.Mixing())
     assert replay.resumes and not replay.in_batches and worst <= 1e-5
     assert "every run is made by itself" in replay.notes[-1]
 

@@ -18,17 +18,12 @@ from torch import Tensor
 
 from mainstem.causal.changes import Change, Pass, Places, change_taps, set_to
 from mainstem.causal.expert_changes import ExpertChange, expert_taps
+from mainstem.causal.row_batches import BATCH_ENTRIES, alike
 from mainstem.errors import LevelRefusedError, UnitError
 from mainstem.model.anatomy import Anatomy, Write
 from mainstem.model.hooks import Site, tapped
 from mainstem.model.outputs import logits_of
 from mainstem.units import Unit
-
-BATCH_ENTRIES = 32_000_000
-"""The most logits, over all positions, that one batch may have: 128 MB in float32."""
-
-LARGEST_SLACK = 0.05
-"""How far a row of a batch may be from the same run alone, relative, however coarse the dtype."""
 
 Values = Mapping[Site, Float[Tensor, " d_in"]]
 ExpertNeuron = tuple[int, int]
@@ -203,9 +198,3 @@ class AblatedRuns:
             tapped(self.model, [*change_taps(changes, now), *taps]),
         ):
             return logits_of(self.model(input_ids=ids, **self.forward))[:, self.position].clone()
-
-
-def alike(row: Tensor, alone: Tensor) -> bool:
-    """To rounding: a batch may be computed by other kernels than a single row."""
-    slack = min(1024 * torch.finfo(row.dtype).eps, LARGEST_SLACK) * float(alone.double().norm())
-    return float((row.double() - alone.double()).norm()) <= slack

@@ -11,7 +11,8 @@ is the clean run, to the bit; one without edges gives the corrupted run's logits
     completeness   the same of everything but the circuit: 0 if nothing outside it does the same
     minimality     for each writer, m(circuit) - m(circuit without its edges), over m(clean) - m(corrupted)
 
-Cost: a forward pass for each circuit and the evaluations of the stream graph, some circuits as a batch.
+Cost: a forward pass for each circuit and the evaluations of the stream graph; some circuits are a batch, where the
+model does not mix its rows.
 """
 
 from collections import defaultdict
@@ -24,9 +25,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mainstem.analysis.circuits import Edges, members
-from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.edge_attribution import read_rows, written_by
 from mainstem.causal.edges import EdgeGraph, Part, Piece
+from mainstem.causal.row_batches import BATCH_ENTRIES, mixes_rows
 from mainstem.causal.tracked import LogitMetric, Prompt, Tracked, require_same_length, seen
 from mainstem.errors import UsageError
 from mainstem.model.graph import Gate, StreamGraph, gates_of, stream_values, writes_behind
@@ -86,8 +87,12 @@ class CircuitRunner:
         self.model, self.graph, self.prompt, self.metric = model, graph, clean, metric
         donor = seen(model, graph.sites, corrupted, metric, {})
         self.donor = {piece: written_by(graph.anatomy, piece, donor, 1, len(clean))[0] for piece in graph.pieces}
-        self.clean = float(seen(model, [], clean, metric, {}).metric)
-        self.corrupted = float(donor.metric)
+        with torch.no_grad():
+            logits = logits_of(model(input_ids=clean.ids[None], **clean.forward))[:, clean.position]
+        self.clean, self.corrupted = float(metric(logits)), float(donor.metric)
+        # Where a read's result has its batch on another axis than the first is only known of a single run.
+        apart = all(read.axis is None for read in graph.anatomy.reads)
+        self.in_batches = apart and not mixes_rows(model, clean.ids, clean.position, logits[0], **clean.forward)
 
     def quality(self, edges: Edges) -> CircuitQuality:
         """Faithfulness, completeness and minimality of a circuit.
@@ -120,9 +125,7 @@ class CircuitRunner:
         """The metric of each circuit."""
         anatomy = self.graph.anatomy
         entries = len(self.prompt) * max(anatomy.sizes.d_vocab, len(self.graph.writers) * anatomy.sizes.d_model)
-        size = max(1, BATCH_ENTRIES // entries)
-        if any(read.axis is not None for read in anatomy.reads):
-            size = 1  # where such a result has its batch is only known of a single run
+        size = max(1, BATCH_ENTRIES // entries) if self.in_batches else 1
         chunks = [circuits[start : start + size] for start in range(0, len(circuits), size)]
         return torch.cat([_PathRun(self, torch.stack(list(chunk))).metric() for chunk in chunks])
 

@@ -25,8 +25,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.attribution import quadrature
-from mainstem.causal.ablation import LARGEST_SLACK
 from mainstem.causal.edges import EdgeGraph, Part, Piece
+from mainstem.causal.row_batches import LARGEST_SLACK
 from mainstem.causal.tracked import (
     Cost,
     LogitMetric,

@@ -1,8 +1,7 @@
 """Runs of prompts of equal length, each changed in its own way, as rows of batches.
 
 A row has token ids, edits and changes (edits at the lower level, of values that are known already). Rows are run
-together only if the model gives a row of a batch what it gives it alone, which is tried once; a model that mixes rows
-(experts with a capacity) gets them one at a time.
+together only if the model gives a row of a batch what it gives it alone, which is tried once.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.ablation import BATCH_ENTRIES, alike
 from mainstem.causal.changes import Change, Pass, change_taps, copied_by_token
 from mainstem.causal.edited import edited
 from mainstem.causal.edits import Edit
 from mainstem.causal.head_changes import HeadChange, head_taps
+from mainstem.causal.row_batches import BATCH_ENTRIES, mixes_rows
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.outputs import logits_of
@@ -63,8 +62,7 @@ class EditedRows:
         self.model, self.anatomy, self.ids, self.position = model, anatomy, ids, position
         self.inputs_of, self.forward = inputs_of, forward
         self.clean = self._run([Row()], None)[0]
-        several = self._run([Row(), Row(ids.roll(1)), Row()], None)
-        self.mixes_rows = not (alike(several[0], self.clean) and alike(several[2], self.clean))
+        self.mixes_rows = mixes_rows(model, ids, position, self.clean, **forward)
 
     def logits(self, rows: Sequence[Row], watch: Watch | None = None) -> Float[Tensor, "run d_vocab"]:
         """The logits at the destination, one row for each; `watch` makes the taps of each batch."""

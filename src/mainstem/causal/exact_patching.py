@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.ranks import RankCorrelation, rank_correlation
-from mainstem.causal.ablation import BATCH_ENTRIES
 from mainstem.causal.attribution_patching import AttributionPatching
 from mainstem.causal.patch_places import Place
+from mainstem.causal.row_batches import BATCH_ENTRIES, mixes_rows
 from mainstem.causal.tracked import LogitMetric, Prompt, seen
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.outputs import logits_of
@@ -90,7 +90,8 @@ def exact_effects(
         patches = [patches[i] for i in sorted(chosen.tolist())]
     values = seen(model, dict.fromkeys(site for place, _ in patches for site in place.sites), donor, metric, {}).values
     logits = _logits(model, [], values, base, 1)
-    size = max(1, BATCH_ENTRIES // (len(base) * logits.shape[-1]))
+    mixing = mixes_rows(model, base.ids, base.position, logits[0], **base.forward)
+    size = 1 if mixing else max(1, BATCH_ENTRIES // logits.shape[-1] // len(base))
     chunks = [patches[start : start + size] for start in range(0, len(patches), size)]
     found = [metric(_logits(model, chunk, values, base, len(chunk))) for chunk in chunks]
     effects = (torch.cat(found) - metric(logits)).tolist() if found else []

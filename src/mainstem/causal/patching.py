@@ -24,11 +24,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.ablation import alike
 from mainstem.causal.changes import Change, Pass, copied_by_token, set_by_position
 from mainstem.causal.metrics import Metric, metric_name, normalised
 from mainstem.causal.patching_grids import Cell, Grid
 from mainstem.causal.replay import DEFAULT_MEMORY, Replay
+from mainstem.causal.row_batches import alike
 from mainstem.causal.sweep_state import SweepState
 from mainstem.errors import CertificateError, ChoiceError, MetricError, PromptError
 from mainstem.model.anatomy import Anatomy

@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.ablation import alike
 from mainstem.causal.block_output import BlockOutput, block_output
 from mainstem.causal.changes import Pass, copied_by_token
+from mainstem.causal.row_batches import alike
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Replacement, Site, Tap, around_call, replaced_calls, tapped
 from mainstem.model.outputs import logits_of

@@ -27,11 +27,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.ablation import alike
 from mainstem.causal.changes import Change, Pass, change_taps
 from mainstem.causal.grouping import Batch, Start, batches
 from mainstem.causal.prefixes import Prefixes
 from mainstem.causal.recorded import RecordedBlocks, end_only, said
+from mainstem.causal.row_batches import alike
 from mainstem.errors import NotFiniteError, RunError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
