@@ -3,7 +3,8 @@
     make bench            or     python -m benchmarks.patching [--grids resid heads-positions] [--memory 64]
 
 All layers and positions of the residual stream on a prompt of 14 tokens (420 cells, and 14 of the final stream), and
-heads by positions. The prompts differ at the first token, so that no position is free because both runs are equal
+heads by positions; and causal tracing of all layers, positions and kinds of states. The prompts differ at the first
+token, so that no position is free because both runs are equal
 there. One cell is one run; a loop would make a forward for each. A bare forward is timed after every batch of the
 sweep, so that what slows one slows the other; the time of the sweep holds everything, from recording and proofs to the
 check of single cells. Peak memory is the rise of resident memory during a sweep, beside the budget that it was given.
@@ -23,6 +24,8 @@ from mainstem.causal.patching import Sweep
 CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "After Mary and John went to the store, Mary gave a drink to"
 MIB = 2**20
+FORWARDS = 5
+"""How many bare forwards are timed on either side of causal tracing."""
 
 
 def main() -> None:
@@ -36,6 +39,7 @@ def main() -> None:
     model.anatomy  # noqa: B018 (discovered once for a model, whatever is asked of it)
     for name in arguments.grids:
         measure(model, name)
+    measure_tracing(model)
     rows: dict[str, object] = {
         f"budget of {budget} MiB": peak_memory(lambda budget=budget: sweep(model, "resid", memory=budget * MIB))
         for budget in arguments.memory
@@ -78,6 +82,34 @@ def measure(model: "mainstem.Model", grid: str) -> None:
         "switched off": "; ".join(made.notes) or "nothing",
     }
     table(f"{grid}: {len(made.rows)} x {len(made.columns)}, {ids.shape[1]} tokens", rows)
+
+
+def measure_tracing(model: "mainstem.Model") -> None:
+    """The time of causal tracing over that of as many bare forwards, which are timed before it and after it."""
+    ids = torch.tensor([model.encode(CLEAN)])
+
+    @torch.no_grad()
+    def bare() -> float:
+        started = time.perf_counter()
+        model.module(input_ids=ids, use_cache=False)
+        return time.perf_counter() - started
+
+    bare()
+    forwards = [bare() for _ in range(FORWARDS)]
+    started = time.perf_counter()
+    made = model.causal_trace(CLEAN, CORRUPTED, " Mary", " John", "logit-difference")
+    taken = time.perf_counter() - started
+    forward = statistics.median([*forwards, *(bare() for _ in range(FORWARDS))])
+    rows = {
+        "runs": made.run,
+        "bare forward, seconds": forward,
+        "tracing, seconds": taken,
+        "tracing, bare forwards": taken / forward,
+        "times faster than a bare forward for each run": made.run * forward / taken,
+        "largest difference of a logit from a full forward": f"{made.error:.1e}",
+        "switched off": "; ".join(made.notes) or "nothing",
+    }
+    table(f"causal tracing: {', '.join(made.restored)} x {len(made.layers)} layers, {ids.shape[1]} tokens", rows)
 
 
 if __name__ == "__main__":

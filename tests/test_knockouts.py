@@ -1,16 +1,22 @@
 """Attention knockout and causal tracing: each cell is the edit it stands for, and the ends are the runs themselves."""
 
 from functools import cache
+from statistics import fmean
 
+import handmade
 import pytest
 import torch
+from handmade import Mixing
 from torch import Tensor
 from zoo import build
 
 import mainstem
+from mainstem.causal.causal_tracing import noised, trace_causes
 from mainstem.causal.edits import Edit
 from mainstem.causal.knockouts import windows
+from mainstem.causal.metrics import Metric
 from mainstem.errors import ChoiceError, LevelRefusedError, PairError, PositionError, UsageError
+from mainstem.intervening import rows_of
 from mainstem.lab.planted import PlantedModel, planted_pairs
 from mainstem.session import Model
 
@@ -29,12 +35,12 @@ def planted() -> Model:
     return mainstem.open(PlantedModel())
 
 
-def log_probability(model: Model, ids: list[int], token: int, *edits: Edit) -> float:
+def log_probability(model: Model, ids: list[int], token: int, *edits: Edit, position: int = -1) -> float:
     """Of a token after a prompt, under edits."""
     with torch.no_grad(), model.edited(*edits):
         result = model.module(torch.tensor([ids]))
     logits: Tensor = result.logits if hasattr(result, "logits") else result
-    return float(logits[0, -1].double().log_softmax(-1)[token])
+    return float(logits[0, position].double().log_softmax(-1)[token])
 
 
 # --- knockout -----------------------------------------------------------------------------------------------
@@ -112,6 +118,37 @@ def test_each_restored_cell_is_its_edits() -> None:
     assert made.total_effect == made.clean - made.corrupted
     assert float(made.restored["resid"][-1, -1]) == pytest.approx(made.clean, abs=1e-6)  # all that is read
     assert torch.allclose(made.indirect_effects("resid")[:, 0], torch.zeros(3).double(), atol=1e-6)  # nothing differed
+
+
+@pytest.mark.parametrize("position", [-1, -2])
+def test_each_restored_cell_of_a_noised_run_is_its_edits(position: int) -> None:
+    model = llama()
+    rows = rows_of(model, model.inputs(IDS), position)
+    draws = noised(rows, [1, 2], 3.0, 2, seed=4)
+    probability = Metric("log-probability", (9,))
+    with model.edited(Edit.scale("L0.mlp", 0.5)):
+        made = trace_causes(rows, draws, probability, ["resid", "mlp"], window=2)
+
+        def restored(*cell: Edit) -> float:
+            return fmean(log_probability(model, IDS, 9, *row.edits, *cell, position=position) for row in draws)
+
+        assert made.corrupted == pytest.approx(restored(), abs=1e-9)
+        for kind, points in (("resid", ["L1.resid_post"]), ("mlp", ["L1.mlp", "L2.mlp"])):
+            assert made.restored[kind].shape == (3, len(IDS) + position + 1)
+            for place in (1, 3):
+                expected = restored(*(Edit.patch(at, IDS, place) for at in points))
+                assert float(made.restored[kind][1, place]) == pytest.approx(expected, abs=1e-9)
+    assert made.checked == 4 and 0 < made.error < 1e-9
+    assert made.restored["resid"][:, 0].tolist() == pytest.approx([made.corrupted] * 3, abs=1e-14)  # nothing to restore
+
+
+def test_states_are_restored_one_run_at_a_time_where_rows_mix() -> None:
+    mixing, plain = (
+        mainstem.open(module).causal_trace(IDS, OTHER, "id:9") for module in (Mixing(), handmade.ALL["plain"]())
+    )
+    assert "every run is made by itself" in mixing.notes[-1] and plain.notes == ()
+    for kind, values in plain.restored.items():
+        assert torch.allclose(mixing.restored[kind], values, atol=1e-6)
 
 
 def test_noise_is_seeded_and_averaged_over_draws() -> None:

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.causal.patching import Direction, Pair, Progress, Sweep, sweep
+from mainstem.causal.cell_runs import Progress
+from mainstem.causal.patching import Direction, Pair, Sweep, sweep
 from mainstem.causal.patching_grids import grid as grid_of
 from mainstem.causal.replay import DEFAULT_MEMORY
 from mainstem.generating import described

@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mainstem.causal.causal_tracing import KINDS, CausalTrace, noised, replaced, trace_causes
+from mainstem.causal.replay import DEFAULT_MEMORY
 from mainstem.causal.tracked import LogitMetric
 from mainstem.errors import UsageError
 from mainstem.intervening import answer_of, equal_prompts, metric_of, one_prompt, rows_of
+from mainstem.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from mainstem.session import Model, Prompt
@@ -30,6 +32,7 @@ def causal_trace(
     window: int = 1,
     position: int = -1,
     chat: bool = False,
+    memory: int = DEFAULT_MEMORY,
 ) -> CausalTrace:
     """Which states of the clean run bring the answer back to the corrupted run.
 
@@ -47,10 +50,14 @@ def causal_trace(
         window: how many layers around each `attn` and `mlp` are restored in together.
         position: the destination, negative from the end.
         chat: whether to wrap text in the model's chat template.
+        memory: the bytes that the runs may take beside the model.
 
     Raises:
         PairError: if the prompts have unequal numbers of tokens, or the same tokens.
-        UsageError: if there is neither another prompt nor a subject, or both, no draw, no noise or no window.
+        UsageError: if there is neither another prompt nor a subject, or both, no draw, no noise or no window, or the
+            memory is too small.
+        NotFiniteError: if a run gives NaN; names the first layer.
+        CertificateError: if a cell comes out differently in a full forward of its own.
         ChoiceError, LevelRefusedError: if there is no such kind of state.
         MetricError, TokenError, TargetError, PositionError: if the metric or a position is not to be had.
     """
@@ -69,4 +76,6 @@ def causal_trace(
     if not answers:
         answers = [f"id:{token}" for token in answer_of(model, (), rows.clean)[1]]
     made = metric_of(model, metric, answers, wrong_answers, lambda: rows.clean)
-    return replace(trace_causes(rows, runs, made, kinds, window, words, made.name), provenance=model.provenance())
+    allowed = whole_number("memory", memory, 1)
+    traced = trace_causes(rows, runs, made, kinds, window, words, made.name, allowed)
+    return replace(traced, provenance=model.provenance())

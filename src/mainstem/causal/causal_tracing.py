@@ -11,21 +11,28 @@
 10 draws and windows of 10 layers. Replaced tokens: Zhang and Nanda 2024, "Towards best practices of activation
 patching".) The indirect effect of a state is the metric of the restored run minus that of the corrupted one.
 
-One row of a batch for each cell and draw, each a whole forward pass.
+Each corrupted run is a prompt of its own, whose cells are run as those of a patching sweep are (noise is an edit that
+holds meanwhile), so cells at which both runs are bitwise equal are not run, and a few cells are checked by a full
+forward each.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.changes import Change, set_by_position
+from mainstem.causal.cell_runs import CellRuns, observed, run_cells
+from mainstem.causal.edited import edited
 from mainstem.causal.edited_rows import EditedRows, Row
+from mainstem.causal.edits import Edit
 from mainstem.causal.knockouts import windows
+from mainstem.causal.patching_grids import Cell, Place
 from mainstem.causal.pieces import Entries, PieceMap
+from mainstem.causal.replay import DEFAULT_MEMORY, Replay
 from mainstem.causal.tracked import LogitMetric
 from mainstem.errors import ChoiceError, LevelRefusedError, PositionError, UsageError
 from mainstem.model.hooks import Site
@@ -47,6 +54,9 @@ class CausalTrace:
         corruption: how the prompt was corrupted, in words.
         metric: its name.
         position: the destination, counted from 0.
+        run: how many cells were run, over all draws; the others are bitwise equal in both runs.
+        checked: how many cells were computed again by a full forward, and `error` the largest difference of a logit.
+        notes: what was computed in a slower way, and why.
         provenance: versions, model, dtype, seed and date, where a session made it.
     """
 
@@ -58,6 +68,10 @@ class CausalTrace:
     corruption: str
     metric: str
     position: int
+    run: int
+    checked: int
+    error: float
+    notes: tuple[str, ...] = ()
     provenance: Any = None
 
     @property
@@ -92,14 +106,15 @@ def noised(rows: EditedRows, subject: Sequence[int], noise: float, draws: int, s
         raise UsageError("Noise needs the subject's positions, a size above 0 and one draw at least", None)
     if outside := [place for place in subject if not 0 <= place < len(rows.ids)]:
         raise PositionError(f"Position {outside[0]} is outside the prompt", "the subject")
-    site = _site(PieceMap(rows.anatomy), Point("write", Unit.parse("embed")))
+    at = Point("write", Unit.parse("embed"))
+    site = _site(PieceMap(rows.anatomy), at)
     written = rows.values([site])[site].double()
     generator = torch.Generator().manual_seed(seed)
     size = noise * float(written.std())
     made = []
     for _ in range(draws):
         added = size * torch.randn(written.shape, generator=generator, dtype=torch.float64)
-        made.append(Row(changes=[Change(site, _adding(added), tuple(subject))]))
+        made.append(Row(edits=[Edit.add(at, added[place], positions=place) for place in dict.fromkeys(subject)]))
     return made
 
 
@@ -111,6 +126,7 @@ def trace_causes(
     window: int = 1,
     corruption: str = "",
     name: str = "metric",
+    memory: int = DEFAULT_MEMORY,
 ) -> CausalTrace:
     """Restores every state of some kinds.
 
@@ -122,38 +138,58 @@ def trace_causes(
         window: how many layers `attn` and `mlp` are restored in at once.
         corruption: how the prompt was corrupted, in words.
         name: of the metric.
+        memory: the bytes that the runs may take beside the model.
 
     Raises:
         ChoiceError: if there is no such kind.
         LevelRefusedError: if no layer has such a state.
-        UsageError: if a window holds nothing.
+        UsageError: if a window holds nothing, or the memory is too small.
+        NotFiniteError: if a run gives NaN; names the first layer.
+        CertificateError: if a cell comes out differently in a full forward of its own.
     """
-    sites = {kind: _sites(rows, kind) for kind in kinds}
-    clean = rows.values([site for own in sites.values() for site in own.values()])
-    layers = [block.layer for block in rows.anatomy.blocks]
-    positions = rows.position + 1 if rows.anatomy.causal else len(rows.ids)
-    restored = {}
-    for kind, own in sites.items():
-        around = dict(zip(layers, windows(layers, 1 if kind == "resid" else window), strict=True))
-        found = torch.full((len(layers), positions), torch.nan, dtype=torch.float64)
-        for layer in own:
-            held = [own[other] for other in around[layer] if other in own]
-            cells = [
-                [Change(site, set_by_position(clean[site]), (place,)) for site in held] for place in range(positions)
-            ]
-            runs = [Row(row.ids, row.edits, [*row.changes, *cell]) for cell in cells for row in corrupted]
-            found[layers.index(layer)] = metric(rows.logits(runs)).reshape(positions, -1).mean(-1).cpu()
-        restored[kind] = found
+    layers = tuple(block.layer for block in rows.anatomy.blocks)
+    tables = {kind: _table(rows, kind, layers, 1 if kind == "resid" else window) for kind in kinds}
+    cells = [cell for table in tables.values() for cell in table]
+    places = range(len(cells) // len(tables) // len(layers))
+    labels = [f"{kind} L{layer}, position {place}" for kind in tables for layer in layers for place in places]
+    sites = list(dict.fromkeys(place.site for cell in cells if cell for place in cell.places))
+    clean, given = observed(rows.model, rows.anatomy, rows.ids[None], rows.position, sites, rows.forward)
+
+    def run(row: Row) -> tuple[float, CellRuns]:
+        ids = (rows.ids if row.ids is None else row.ids)[None]
+        reserved = sum(value.nbytes for value in given.values())
+        with edited(rows.model, rows.anatomy, row.edits, rows.inputs_of):
+            replay = Replay(rows.model, rows.anatomy, ids, rows.position, sites, memory, reserved, **rows.forward)
+            unchanged = float(metric(replay.clean[None]))
+            return unchanged, run_cells(replay, cells, given, metric, unchanged, labels.__getitem__)
+
+    base, made = zip(*map(run, corrupted), strict=True)
+    values = torch.stack([one.values for one in made]).mean(0).view(len(tables), len(layers), -1)
     return CausalTrace(
-        restored,
-        float(metric(rows.clean[None])),
-        float(metric(rows.logits(corrupted)).mean()),
-        tuple(layers),
-        window,
-        corruption,
-        name,
-        rows.position,
+        restored=dict(zip(tables, values, strict=True)),
+        clean=float(metric(clean[None])),
+        corrupted=fmean(base),
+        layers=layers,
+        window=window,
+        corruption=corruption,
+        metric=name,
+        position=rows.position,
+        run=sum(one.run for one in made),
+        checked=sum(one.checked for one in made),
+        error=max(one.error for one in made),
+        notes=tuple(dict.fromkeys(note for one in made for note in one.notes)),
     )
+
+
+def _table(rows: EditedRows, kind: str, layers: Sequence[int], window: int) -> list[Cell | None]:
+    """For each layer and position what is restored there; None where a layer has no such state."""
+    own = _sites(rows, kind)
+    positions = range(rows.position + 1 if rows.anatomy.causal else len(rows.ids))
+    cells: list[Cell | None] = []
+    for layer, around in zip(layers, windows(layers, window), strict=True):
+        places = tuple(Place(own[near]) for near in around if near in own)
+        cells += [Cell(places, (at,)) if layer in own else None for at in positions]
+    return cells
 
 
 def _sites(rows: EditedRows, kind: str) -> dict[int, Site]:
@@ -178,7 +214,3 @@ def _site(pieces: PieceMap, at: Point) -> Site:
     if len(found) > 1 or not isinstance(found[0], Entries):
         raise LevelRefusedError(f"No {at} to restore", reason="it is written in several pieces")
     return found[0].site
-
-
-def _adding(added: Float[Tensor, "pos d_model"]):
-    return lambda old, places: old + added[places].to(old)

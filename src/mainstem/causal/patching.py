@@ -5,17 +5,14 @@
 
 A cell's value is the metric of its run; its recovery is (m - m_corrupted) / (m_clean - m_corrupted) in both directions
 (Wang et al. 2022, "Interpretability in the Wild"; Heimersheim and Nanda 2024, "How to use and interpret activation
-patching": report both directions; windows of layers inflate effects). Values that are bitwise equal in both runs, as at
-positions before the first different token, are not patched, and a cell that has no other is not run: its value is that
-of the unpatched run.
+patching": report both directions; windows of layers inflate effects).
 
-Runs are made by `mainstem.causal.replay`. A few cells, drawn at random, are computed once more by one full forward
-each, and the result says how far apart they were.
+Runs are made, and checked, by `mainstem.causal.cell_runs`.
 
 Limits: prompts of equal length, one destination, one value for all neurons of an expert layer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,24 +21,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.changes import Change, Pass, copied_by_token, set_by_position
+from mainstem.causal.cell_runs import Progress, observed, run_cells
 from mainstem.causal.metrics import Metric, metric_name, normalised
-from mainstem.causal.patching_grids import Cell, Grid
+from mainstem.causal.patching_grids import Grid
 from mainstem.causal.replay import DEFAULT_MEMORY, Replay
-from mainstem.causal.row_batches import alike
 from mainstem.causal.sweep_state import SweepState
-from mainstem.errors import CertificateError, ChoiceError, MetricError, PromptError
+from mainstem.causal.tracked import LogitMetric
+from mainstem.errors import ChoiceError, MetricError, PromptError
 from mainstem.model.anatomy import Anatomy
-from mainstem.model.hooks import Site, Tap, tapped
-from mainstem.model.outputs import logits_of
 
 Direction = Literal["denoising", "noising"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-Progress = Callable[[int, int], None]
-"""Receives how many cells are done, and how many there are."""
-
-CHECKED = 2
-"""How many cells are computed again by a full forward each."""
 
 WINDOWS = (
     "Windows of layers overlap and inflate effects: neighbouring cells share layers, and their effects do not add up."
@@ -111,7 +101,7 @@ class Pair:
     clean: Int[Tensor, "1 pos"]
     corrupted: Int[Tensor, "1 pos"]
     position: int
-    metric: Callable[[Float[Tensor, "run d_vocab"]], Float[Tensor, " run"]]
+    metric: LogitMetric
 
     def __post_init__(self) -> None:
         if self.clean.shape != self.corrupted.shape:
@@ -170,93 +160,33 @@ def sweep(
         raise ChoiceError("direction", direction, DIRECTIONS)
     denoising = direction == "denoising"
     base, source = (pair.corrupted, pair.clean) if denoising else (pair.clean, pair.corrupted)
-    other, given = _observed(model, anatomy, source, pair.position, grid.sites, forward)
+    other, given = observed(model, anatomy, source, pair.position, grid.sites, forward)
     reserved = sum(value.nbytes for value in given.values())
     replay = Replay(model, anatomy, base, pair.position, grid.sites, memory, reserved, **forward)
     clean, corrupted = _measured(pair, *((other, replay.clean) if denoising else (replay.clean, other)))
-    changes = {i: _changes(cell, given, replay.blocks.values) for i, cell in enumerate(grid.cells) if cell}
-    runs = {i: made for i, made in changes.items() if made}
     kept = None
     if state is not None:
         asked = {**(identity or {}), **_identity(pair, grid, direction)}
         kept = SweepState(state, asked, {"clean": clean, "corrupted": corrupted})
-    found, drawn = _run(replay, pair, runs, kept, progress, seed)
-    values = dict.fromkeys(changes, corrupted if denoising else clean) | found
-    table = torch.tensor([values.get(i, torch.nan) for i in range(len(grid.cells))], dtype=torch.float64)
+    unchanged = corrupted if denoising else clean
+    made = run_cells(replay, grid.cells, given, pair.metric, unchanged, grid.label, kept, progress, seed)
     return Sweep(
         grid=grid.name,
         direction=direction,
         metric=pair.metric_name,
         rows=grid.rows,
         columns=grid.columns,
-        values=table.view(len(grid.rows), len(grid.columns)),
+        values=made.values.view(len(grid.rows), len(grid.columns)),
         clean=clean,
         corrupted=corrupted,
         position=pair.position,
-        run=len(runs),
-        identical=len(changes) - len(runs),
-        checked=len(drawn),
-        error=_checked(replay, grid, runs, drawn),
-        notes=tuple(replay.notes),
+        run=made.run,
+        identical=made.identical,
+        checked=made.checked,
+        error=made.error,
+        notes=made.notes,
         warnings=(WINDOWS,) if grid.overlapping else (),
     )
-
-
-def _run(
-    replay: Replay,
-    pair: Pair,
-    runs: Mapping[int, list[Change]],
-    kept: SweepState | None,
-    progress: Progress | None,
-    seed: int,
-) -> tuple[dict[int, float], dict[int, Tensor]]:
-    """The metric of every run, those that were kept included, and the logits of a few that were made now."""
-    values = {i: value for i, value in kept.done.items() if i in runs} if kept else {}
-    left = [i for i in runs if i not in values]
-    order = torch.randperm(len(left), generator=torch.Generator().manual_seed(seed)).tolist()
-    sample = {left[i] for i in order[:CHECKED]}
-    drawn: dict[int, Tensor] = {}
-    for batch, logits in replay.logits(runs, frozenset(values)):
-        found = pair.metric(logits).double().tolist()
-        values |= dict(zip(batch, found, strict=True))
-        drawn |= {i: row for i, row in zip(batch, logits, strict=True) if i in sample}
-        if kept:
-            kept.add(batch, found)
-        if progress:
-            progress(len(values), len(runs))
-    return values, drawn
-
-
-@torch.no_grad()
-def _observed(
-    model: torch.nn.Module, anatomy: Anatomy, ids: Tensor, position: int, sites: Sequence[Site], forward: dict[str, Any]
-) -> tuple[Float[Tensor, " d_vocab"], dict[Site, Float[Tensor, "pos entry"]]]:
-    """The logits at the destination and what is at the sites, in a run of a prompt as it is."""
-    ids = ids[:, : position + 1] if anatomy.causal else ids
-    values: dict[Site, Tensor] = {}
-
-    def looking(site: Site) -> tuple[Site, Tap]:
-        def tap(leaves: list[Any]) -> None:
-            values[site] = copied_by_token(leaves[site.slot], site, Pass(1, ids.shape[1]))[1][0]
-
-        return site, tap
-
-    with tapped(model, [looking(site) for site in sites]):
-        logits = logits_of(model(input_ids=ids, **forward))
-    return logits[0, position].clone(), values
-
-
-def _changes(cell: Cell, given: Mapping[Site, Tensor], known: Mapping[Site, Tensor]) -> list[Change]:
-    """What a cell's run changes: only positions where the two runs differ."""
-    changes = []
-    for place in cell.places:
-        chosen = slice(None) if place.entries is None else place.entries
-        new, old = given[place.site][:, chosen], known[place.site][:, chosen]
-        different = (new != old).any(-1)
-        positions = tuple(position for position in cell.positions if different[position])
-        if positions:
-            changes.append(Change(place.site, set_by_position(new), positions, place.entries))
-    return changes
 
 
 def _measured(pair: Pair, clean: Tensor, corrupted: Tensor) -> tuple[float, float]:
@@ -286,18 +216,3 @@ def _identity(pair: Pair, grid: Grid, direction: Direction) -> dict[str, Any]:
         "grid": [grid.name, list(grid.rows), len(grid.columns)],
         "direction": direction,
     }
-
-
-def _checked(replay: Replay, grid: Grid, runs: Mapping[int, list[Change]], drawn: Mapping[int, Tensor]) -> float:
-    """The largest difference of a logit between drawn cells and full forwards of their own."""
-    worst = 0.0
-    for i, logits in drawn.items():
-        alone = replay.alone(runs[i])
-        worst = max(worst, float((logits.double() - alone.double()).abs().max()))
-        if not alike(logits, alone):
-            raise CertificateError(
-                f"A run comes out otherwise in a full forward of its own, by {worst:.2g} in a logit",
-                grid.label(i),
-                "Please report the model's class and this message.",
-            )
-    return worst
