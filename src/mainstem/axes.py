@@ -55,6 +55,7 @@ AXES: Mapping[str, str] = MappingProxyType(
         "run": "runs of one prompt, each with an edit of its own",
         "row": "rows that are computed together, whatever they are of",
         "column": "columns of a table whose rows are rows",
+        "cell": "cells of a grid, row by row: each what one run takes from another",
         "entry": "numbers that a neuron is computed from: its gate, its up value",
     }
 )
