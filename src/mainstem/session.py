@@ -22,6 +22,7 @@ from torch import Tensor
 
 import mainstem
 from mainstem.analysis.certificate import Check
+from mainstem.analysis.stream_weights import Operands, StreamWeights, stream_weights
 from mainstem.attributing import Circuit, PatchingEstimates, PatchPair, attribution_patching, circuit, edge_scores
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edge_attribution import EdgeScores
@@ -33,7 +34,7 @@ from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
 from mainstem.causal.path_patching import PathEffects
 from mainstem.causal.subspaces import Subspace
-from mainstem.errors import PromptError, TargetError
+from mainstem.errors import PositionError, PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
 from mainstem.following_paths import patch_paths
 from mainstem.generating import compare, generate
@@ -48,7 +49,8 @@ from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.patching import patch
 from mainstem.points import Point
-from mainstem.run.inputs import Inputs, base_arguments, make_inputs
+from mainstem.run.inputs import Inputs, base_arguments, context_length, make_inputs
+from mainstem.run.operands import operands_of
 from mainstem.steering import edit_of
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
@@ -349,6 +351,28 @@ class Model:
         ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
         with unedited(self.module):
             return edge_graph(self.module, self.anatomy, ids, **base_arguments(self.module))
+
+    @cached_property
+    def weights(self) -> StreamWeights:
+        """Every unit's read and write matrices as the stream sees them; see `mainstem.analysis.stream_weights`.
+
+        Raises:
+            RefusedError: if the stream cannot be discovered. What single heads lack is said when they are asked for.
+        """
+        return stream_weights(self.anatomy, self._operands, LABEL_POSITIONS)
+
+    def _operands(self, positions: int) -> Operands:
+        """The operands of every attention, of a run of the model itself on so many positions."""
+        limit = context_length(self.module)
+        if limit is not None and positions > limit:
+            raise PositionError(
+                f"An offset of {positions - 1} is outside the model's context", None, f"It has {limit} positions."
+            )
+        ids = probe_ids(self.module)
+        ids = ids.repeat(1, -(-positions // ids.shape[1]))[:, :positions]
+        writes = [i for i, write in enumerate(self.anatomy.writes) if write.attention is not None]
+        with unedited(self.module):
+            return operands_of(self.module, self.anatomy, writes, ids, **base_arguments(self.module))
 
     def attribution_patching(self, pair: PatchPair, **options: Any) -> PatchingEstimates:
         """What patching each unit would do, estimated; see `mainstem.attributing.attribution_patching`."""

@@ -58,7 +58,7 @@ def joint_core(path: Path, positions: int) -> tuple[AttentionCore, Tensor]:
     weight = next(o for o in call.operands() if not o.active)
     found = pattern_operands(call)
     assert found is not None
-    terms, output = _equation(call)
+    terms, output = einsum_terms(call)
     if any(step.kind != "view" for step in path.steps):
         raise UnsplittableError("attention and its output matrix are one operation, and more follows")
     p, v, w = (terms[value.id] for value in (*found, weight))
@@ -196,7 +196,7 @@ def _unfused(call: Call, result: Value, layout: str) -> _Operands:
     found = pattern_operands(call)
     assert found is not None
     pattern, value = found
-    axes = _axes(layout)
+    axes = axes_of(layout)
     if call.name == "einsum":
         layouts = _einsum_layouts(call, axes, pattern, value)
     else:
@@ -209,7 +209,7 @@ def _unfused(call: Call, result: Value, layout: str) -> _Operands:
     return _Operands(values, layouts, False, {}, slots)
 
 
-def _axes(layout: str) -> list[str]:
+def axes_of(layout: str) -> list[str]:
     """The axes of a pattern; merged axes stay in their brackets."""
     axes, depth = [""], 0
     for char in layout:
@@ -221,7 +221,7 @@ def _axes(layout: str) -> list[str]:
     return axes
 
 
-def _equation(call: Call) -> tuple[dict[int, str], str]:
+def einsum_terms(call: Call) -> tuple[dict[int, str], str]:
     """The indices of each operand of an einsum, by its value's id, and those of the result."""
     equation = next((a for a in call.args if isinstance(a, str)), None)
     if equation is None or "->" not in equation or "." in equation:
@@ -232,7 +232,7 @@ def _equation(call: Call) -> tuple[dict[int, str], str]:
 
 
 def _einsum_layouts(call: Call, axes: list[str], pattern: Value, value: Value) -> dict[str, str]:
-    by_value, output = _equation(call)
+    by_value, output = einsum_terms(call)
     names = dict(zip(output, [*axes, "j"], strict=True))
     summed = [c for c in by_value[pattern.id] if c in by_value[value.id] and c not in output]
     if len(summed) != 1:
@@ -288,7 +288,7 @@ def _with_own_heads(layout: str, sizes: dict[str, int]) -> str:
 
     It may be that of the key/value heads in one run and that of the heads in the next, as it takes a mask or not.
     """
-    axes = _axes(layout)
+    axes = axes_of(layout)
     for i, axis in enumerate(axes):
         if any(name in sizes for name in axis.strip("()").split(" ")):
             axes[i] = "own" if "b" not in axis.strip("()").split(" ") else "(b own)"

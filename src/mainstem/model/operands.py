@@ -9,11 +9,11 @@ multiplies queries with keys by itself, the map goes on to their product, the ot
 Limits: what comes from the stream by several matrices at once, or mixes positions, is refused with the reason.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.errors import LevelRefusedError
@@ -86,6 +86,66 @@ class OperandMap:
                 x = x + stage.norm.bias.to(x)
             x = x if stage.program is None else stage.program(x, rows)
         return self.arrange(x if self.product is None else self.product(x))
+
+    @property
+    def normed(self) -> bool:
+        """Whether a norm of queries or keys is on the way."""
+        return any(stage.norm is not None for stage in self.stages)
+
+    def unscaled(self) -> "OperandMap":
+        """The same with the scale of the norm on the way left out, its gain kept.
+
+        Raises:
+            LevelRefusedError: if something goes around a norm, or there are several, so that no one factor is left out.
+        """
+        if not self.normed:
+            return self
+        stages = [
+            replace(stage, scale=torch.ones_like(stage.scale)) if stage.scale is not None else stage
+            for stage in self.stages
+        ]
+        last = stages[-1]
+        zeros, rows = torch.zeros_like(self._operand_rows(stages)), self._probe()
+        around = last.program is not None and last.norm is not None and bool(last.program(zeros, rows).any())
+        if around or sum(stage.norm is not None for stage in stages) > 1:
+            raise _refused(self.role, "something goes around the norm on the way, so its scale is no factor of all")
+        return replace(self, stages=tuple(stages))
+
+    def _probe(self) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return torch.randn(self.shape, generator=generator, dtype=torch.float64).to(self.received.device)
+
+    def _operand_rows(self, stages: Sequence[Stage]) -> Tensor:
+        """What the last norm is of, for random rows."""
+        rows = x = self._probe()
+        for stage in stages[:-1]:
+            x = x if stage.program is None else stage.program(rows)
+        return x
+
+    def before_product(self, operand: Tensor, layout: str, sizes: Mapping[str, int]) -> "OperandMap":
+        """The map as far as the operand that is multiplied with the other side; `layout` is the operand's."""
+        arrange = _arrangement(self.role, layout, sizes, False)
+        return replace(self, product=None, arrange=arrange, received=arrange(operand))
+
+    def matrix(self, head: int, position: int) -> tuple[Int[Tensor, " row"], Float[Tensor, "d_head row"]]:
+        """Of one head at one position: which entries of the projection's result it comes from, and the linear map.
+
+        `head` counts the operand's own heads; float64.
+
+        Raises:
+            LevelRefusedError: if what attention receives at a position comes from several.
+        """
+        with torch.enable_grad():
+            rows = torch.zeros(self.shape, dtype=torch.float64, device=self.received.device)
+            rows = rows.reshape(self.positions, -1).requires_grad_()
+            out = self.linear(rows)[head, position]
+            unit = torch.eye(len(out), dtype=out.dtype, device=out.device)
+            (found,) = torch.autograd.grad(out, rows, unit, is_grads_batched=True)
+        others = torch.arange(self.positions, device=found.device) != position
+        if found[:, others].any():
+            raise LevelRefusedError(f"No {self.role} side", None, "it comes from several positions at once")
+        used = torch.nonzero(found[:, position].any(0)).flatten()
+        return used, found[:, position, used]
 
     def head(self, head: int, n_heads: int) -> int:
         """Which of the operand's heads a query head reads."""

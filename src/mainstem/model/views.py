@@ -8,7 +8,7 @@ from torch import Tensor
 
 def heads_first(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int) -> Tensor:
     """A key or value argument with layout over b, h (or k, g, own), s and d or j, as [batch, heads, source, ...]."""
-    last = layout.split(" ")[-1]
+    last = "d" if "d" in layout.split(" ") else "j"
     return _arrange(tensor, layout, sizes, batch, f"s {last}")
 
 

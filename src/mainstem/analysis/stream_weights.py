@@ -1,0 +1,360 @@
+"""Every unit's read and write matrices as the stream sees them, from the weights alone.
+
+A head writes W_OV x_source and scores x_dest^T W_QK x_source, both kept as products of d_head columns and rows
+(Elhage et al. 2021, "Attention heads are independent and additive"; columns here are vectors of the stream, as there).
+The stream x is taken before the norm of the read: the norm's gain, a LayerNorm's centring and constant multipliers are
+in the rows, gains of norms after the sublayer and multipliers in the columns.
+
+Conventions. The scales of norms, 1 / rms of a run, are left out on both sides, so a score is scale(dest) scale(source)
+x_dest^T W_QK x_source plus what biases add; the norms of queries and keys keep their gain and lose their scale too
+(`approximations`). Attention's own scaling is in W_QK. Rotary embedding is that of the model's own run at an offset of
+destination minus source. Nothing is folded or kept: a matrix is made of the model's own tensors when it is asked for,
+in float64, a head or a sublayer at a time.
+
+Cost: a run for an offset that is asked for the first time; then O(d_head^2 d_model) for a head. Limits: what the run
+itself multiplies with (gates) is no weight, and such a place is refused; so are experts, whose matrices depend on the
+token.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.analysis.factored import Factored
+from mainstem.analysis.parts import carry, pull_back
+from mainstem.errors import LevelRefusedError, PositionError, UnitError
+from mainstem.model.anatomy import Anatomy, Read, Write
+from mainstem.model.graph import Evaluated, Gate, LinearMap, StreamGraph, maps_to
+from mainstem.model.operands import OperandMap
+from mainstem.run.operands import AttentionOperands
+from mainstem.units import Unit
+
+Operands = Mapping[int, AttentionOperands | LevelRefusedError]
+"""By the number of a write with attention."""
+
+GATED = "the run itself computes a factor of it"
+
+
+@dataclass(frozen=True, eq=False)
+class StreamWeights:
+    """Reads and writes of one model's units.
+
+    Attributes:
+        anatomy: of the model.
+        record: the operands of every attention, of a run on so many positions.
+        heads: all heads whose W_OV can be had, in the order of execution.
+        refusals: attention sublayers without, with the reason.
+        qk_refusals: those whose heads have no W_QK, with the reason.
+        approximations: what is left out where, in sentences.
+    """
+
+    anatomy: Anatomy
+    record: Callable[[int], Operands]
+    heads: tuple[Unit, ...]
+    refusals: dict[Unit, LevelRefusedError]
+    qk_refusals: dict[Unit, LevelRefusedError]
+    approximations: tuple[str, ...]
+    _runs: dict[int, Operands] = field(default_factory=dict, repr=False)
+
+    # --- heads ----------------------------------------------------------------------------------------------
+
+    def ov(self, head: Unit | str) -> Factored:
+        """W_OV [d_model, d_model]: what the head writes of what the stream holds at the source.
+
+        Raises:
+            UnitError: if the model has no such head; LevelRefusedError: if its weights are not to be had.
+        """
+        return Factored(self.write(head), self.value(head))
+
+    def qk(self, head: Unit | str, offset: int = 0) -> Factored:
+        """W_QK [d_model, d_model]: the score is x_dest^T W_QK x_source, `offset` positions apart.
+
+        Raises:
+            PositionError: if the model allows no such offset. UnitError, LevelRefusedError: as `ov`.
+        """
+        return Factored(self.query(head, offset, offset).mT, self.key(head, 0, offset))
+
+    def query(self, head: Unit | str, position: int = 0, offset: int = 0) -> Float[Tensor, "d_head d_model"]:
+        """The query's rows at a position of a run, attention's scaling in them; the run is long enough for `offset`."""
+        unit = self._head(head)
+        return self._rows(unit, "query", position, offset) * self._operands(unit, max(offset, position)).scaling
+
+    def key(self, head: Unit | str, position: int = 0, offset: int = 0) -> Float[Tensor, "d_head d_model"]:
+        """The key's rows at a position."""
+        return self._rows(head, "key", position, offset)
+
+    def value(self, head: Unit | str) -> Float[Tensor, "d_value d_model"]:
+        """The value's rows: those of the key/value head that the head reads."""
+        return self._rows(head, "value", 0, 0)
+
+    def _rows(self, head: Unit | str, role: str, position: int, offset: int) -> Float[Tensor, "d_head d_model"]:
+        unit = self._head(head)
+        if role != "value" and unit.sublayer in self.qk_refusals:
+            raise self.qk_refusals[unit.sublayer]
+        operands = self._operands(unit, max(offset, position))
+        carrying, number = operands.side(role)
+        core = self.anatomy.writes[operands.write].attention
+        assert core is not None and unit.head_index is not None
+        used, matrix = carrying.unscaled().matrix(carrying.head(unit.head_index, core.n_heads), position)
+        read = self.anatomy.reads[number]
+        return matrix @ self._read_rows(read, used)
+
+    def _operands(self, head: Unit, offset: int) -> AttentionOperands:
+        if offset < 0:
+            raise PositionError(f"The offset {offset} puts the source after the destination", str(head))
+        length = next((length for length in sorted(self._runs) if length > offset), offset + 1)
+        if length not in self._runs:
+            self._runs.clear()
+            self._runs[length] = self.record(length)
+        found = self._runs[length][self._attention_write(head)]
+        if isinstance(found, LevelRefusedError):
+            raise found
+        return found
+
+    def _attention_write(self, head: Unit) -> int:
+        writes = self.anatomy.writes
+        return next(i for i in self.anatomy.writes_of(head.sublayer) if writes[i].attention is not None)
+
+    def _head(self, given: Unit | str) -> Unit:
+        unit = Unit.parse(given) if isinstance(given, str) else given
+        if unit.sublayer in self.refusals:
+            raise self.refusals[unit.sublayer]
+        if unit.kind != "head" or unit not in self._known:
+            raise self._missing(unit)
+        return unit
+
+    @property
+    def _known(self) -> set[Unit]:
+        return set(self.heads)
+
+    def _missing(self, unit: Unit) -> UnitError:
+        same = [head for head in self.heads if head.layer == unit.layer] or list(self.heads)
+        there = f"Heads go from {same[0]} to {same[-1]}." if same else "The model has no heads at all."
+        return UnitError(f"The model has no head {unit}", None, there)
+
+    # --- reads and writes -----------------------------------------------------------------------------------
+
+    def reads(self, unit: Unit | str) -> dict[str, Float[Tensor, "row d_model"]]:
+        """By role ("gate", "up", "query" ...) the rows by which a sublayer, or one neuron of it, reads the stream.
+
+        Raises:
+            UnitError: if the model has no such unit. LevelRefusedError: if its rows are not to be had.
+        """
+        unit = Unit.parse(unit) if isinstance(unit, str) else unit
+        if unit.neuron is not None and unit.head_index is None:
+            return self._neuron_rows(unit)
+        found: dict[str, list[Tensor]] = {}
+        for read in self.anatomy.reads:
+            if read.unit == unit:
+                found.setdefault("+".join(read.roles), []).append(self._read_rows(read, slice(None)))
+        if not found:
+            self._require_sublayer(unit)
+            raise LevelRefusedError(f"No rows that {unit} reads by", None, "no one matrix of it reads the stream")
+        return {role: torch.cat(rows) for role, rows in found.items()}
+
+    def write(self, unit: Unit | str) -> Float[Tensor, "d_model column"]:
+        """The columns by which a head, a neuron or a whole sublayer writes into the stream.
+
+        Raises:
+            UnitError: if the model has no such unit. LevelRefusedError: if its columns are not to be had.
+        """
+        unit = Unit.parse(unit) if isinstance(unit, str) else unit
+        if unit.kind == "head":
+            unit = self._head(unit)
+            parts = [self._head_columns(i, unit) for i in self.anatomy.writes_of(unit.sublayer)]
+            return torch.stack([part for part in parts if part is not None]).sum(0)
+        if unit.kind in ("ffn_neuron", "expert_neuron"):
+            index, place = self._neuron_write(unit)
+            return self._columns(index, torch.tensor([place]))
+        self._require_sublayer(unit)
+        indices = [i for i in self.anatomy.writes_of(unit) if self.anatomy.writes[i].projection is not None]
+        if not indices:
+            raise LevelRefusedError(f"No columns that {unit} writes by", None, "it writes by no matrix that is known")
+        return torch.cat([self._columns(i, slice(None)) for i in indices], 1)
+
+    def _head_columns(self, index: int, head: Unit) -> Float[Tensor, "d_model d_value"] | None:
+        """Of one write of an attention sublayer; None where no head has a part in it."""
+        write = self.anatomy.writes[index]
+        core = write.attention
+        if core is None or write.projection is None or head.head_index is None:
+            return None
+        channels = core.channels[head.head_index]
+        factor = torch.ones(len(channels), dtype=torch.float64)
+        for step in core.steps:
+            if step.gate_site is not None:
+                raise LevelRefusedError(f"No weights of {head}", None, GATED)
+            if step.factor is not None:
+                factor = factor * step.factor.detach().double().cpu()[channels]
+        return self._columns(index, channels) * factor.to(write.projection.factors[0].device)
+
+    def _columns(self, index: int, chosen: Tensor | slice) -> Float[Tensor, "d_model column"]:
+        write = self.anatomy.writes[index]
+        assert write.projection is not None
+        columns = _chosen_columns(write, chosen)
+        return carry(self._tail(index, columns.device), columns.T).T
+
+    def _tail(self, index: int, device: torch.device) -> LinearMap:
+        """From a write to the stream that it is added to."""
+        graph, node = self.anatomy.graph, self.anatomy.write_nodes[index]
+        run = _scaleless(graph, self.anatomy.sizes.d_model, device)
+        for end in self.anatomy.spine:
+            if end >= node and (found := maps_to(graph, end, run, _Gates(device), node)[node]) is not None:
+                return _known(found, str(self.anatomy.writes[index].unit))
+        raise LevelRefusedError("No columns", str(self.anatomy.writes[index].unit), "it does not reach the stream")
+
+    def _read_rows(self, read: Read, chosen: Tensor | slice) -> Float[Tensor, "row d_model"]:
+        """Rows of a read's matrix, as they see the stream before the norm."""
+        graph, weight = self.anatomy.graph, read.weight[chosen].detach().double()
+        run = _scaleless(graph, self.anatomy.sizes.d_model, weight.device)
+        back = maps_to(graph, read.node, run, _Gates(weight.device), read.stream_node)[read.stream_node]
+        if back is None:
+            raise LevelRefusedError(f"No rows that {read.unit} reads by", None, "what it reads is not of the stream")
+        return pull_back(_known(back, str(read.unit)), weight.T).T
+
+    # --- neurons --------------------------------------------------------------------------------------------
+
+    def _neuron_write(self, unit: Unit) -> tuple[int, int]:
+        for i in self.anatomy.writes_of(unit.sublayer):
+            write = self.anatomy.writes[i]
+            if "neurons" in write.refusals:
+                raise LevelRefusedError(f"No weights of {unit}", None, write.refusals["neurons"])
+            if unit.expert is not None and not unit.shared:
+                raise LevelRefusedError(f"No weights of {unit}", None, "which experts run depends on the token")
+            own = unit.expert if unit.shared else None
+            if write.neurons and write.projection is not None and write.shared_expert == own:
+                place = (unit.neuron or 0) - write.first_neuron
+                if 0 <= place < write.projection.n_in:
+                    return i, place
+        raise UnitError(f"The model has no neuron {unit}", None, self._neurons_there(unit))
+
+    def _neurons_there(self, unit: Unit) -> str:
+        for i in self.anatomy.writes_of(unit.sublayer):
+            write = self.anatomy.writes[i]
+            if write.neurons and write.projection is not None:
+                return f"Neurons of {unit.sublayer} go from 0 to {write.first_neuron + write.projection.n_in - 1}."
+        return f"Layers go from 0 to {len(self.anatomy.blocks) - 1}; not every sublayer has neurons."
+
+    def _neuron_rows(self, unit: Unit) -> dict[str, Float[Tensor, "row d_model"]]:
+        index, place = self._neuron_write(unit)
+        made = self.anatomy.writes[index].activation
+        if made is None:
+            raise LevelRefusedError(f"No rows that {unit} reads by", None, "its activation was not seen")
+        rows = {}
+        for number, column in zip(made.entries.read[place], made.entries.column[place], strict=True):
+            read = self.anatomy.reads[made.reads[int(number)]]
+            rows["+".join(read.roles)] = self._read_rows(read, column[None])
+        return rows
+
+    def _require_sublayer(self, unit: Unit) -> None:
+        if not self.anatomy.writes_of(unit):
+            known = ", ".join(str(u) for u in self.anatomy.sublayers()[:8])
+            raise UnitError(f"The model has no sublayer {unit}", None, f"It has {known}, ...")
+
+
+def stream_weights(anatomy: Anatomy, record: Callable[[int], Operands], positions: int) -> StreamWeights:
+    """The weights of a model as its stream sees them.
+
+    Args:
+        anatomy: of the model.
+        record: the operands of every attention, of a run on so many positions.
+        positions: how many the first run has.
+    """
+    operands = record(positions)
+    heads: list[Unit] = []
+    refusals: dict[Unit, LevelRefusedError] = {}
+    qk_refusals: dict[Unit, LevelRefusedError] = {}
+    notes: dict[str, list[Unit]] = {}
+    for i, write in enumerate(anatomy.writes):
+        if write.attention is None or write.unit in refusals or any(h.sublayer == write.unit for h in heads):
+            continue
+        found = operands[i]
+        refusal = found if isinstance(found, LevelRefusedError) else _refusal(write, found)
+        if refusal is not None:
+            refusals[write.unit] = refusal
+            continue
+        assert isinstance(found, AttentionOperands)
+        refusal = _side_refusal(write, found, "query") or _side_refusal(write, found, "key")
+        if refusal is not None:
+            qk_refusals[write.unit] = refusal
+        layer, nth = write.unit.layer, write.unit.nth
+        assert layer is not None
+        heads += [Unit.head(layer, head, nth=nth) for head in range(write.attention.n_heads)]
+        for note in _notes(write, found):
+            notes.setdefault(note, []).append(write.unit)
+    sentences = tuple(f"{note} ({units[0]} to {units[-1]}, {len(units)} sublayers)." for note, units in notes.items())
+    return StreamWeights(anatomy, record, tuple(heads), refusals, qk_refusals, sentences, {positions: operands})
+
+
+def _refusal(write: Write, operands: AttentionOperands) -> LevelRefusedError | None:
+    """Why the heads of a write have no W_OV."""
+    reason = write.refusals.get("heads")
+    if reason is None and write.projection is None:
+        reason = "its output matrix is not known"
+    if reason is None and write.attention is not None and any(s.gate_site is not None for s in write.attention.steps):
+        reason = f"{GATED} on the way from attention to the output matrix"
+    if reason is not None:
+        return LevelRefusedError(f"No weights of heads at {write.unit}", None, reason)
+    return _side_refusal(write, operands, "value")
+
+
+def _side_refusal(write: Write, operands: AttentionOperands, role: str) -> LevelRefusedError | None:
+    try:
+        operands.side(role)[0].unscaled()
+    except LevelRefusedError as error:
+        return LevelRefusedError(f"No {role} rows of heads at {write.unit}", None, error.reason)
+    return None
+
+
+def _notes(write: Write, operands: AttentionOperands) -> list[str]:
+    notes = []
+    sides = [(role, operands.maps if role == "value" else operands.sides) for role in ("query", "key", "value")]
+    normed = [role for role, maps in sides if isinstance(found := maps.get(role), OperandMap) and found.normed]
+    if normed:
+        names = " and ".join({"query": "queries", "key": "keys", "value": "values"}[role] for role in normed)
+        notes.append(f"The norm of {names} keeps its gain and loses its scale")
+    if operands.capped:
+        notes.append("Large scores are bent before the softmax; W_QK is that of small ones")
+    if write.attention is not None and any(step.groups is not None for step in write.attention.steps):
+        notes.append("The norm between attention and its output matrix keeps its gain and loses its scale")
+    return notes
+
+
+class _Gates(dict[Gate, Tensor]):
+    """Factors that only a run has: not a number, so that they are seen in the map."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __missing__(self, gate: Gate) -> Tensor:
+        return torch.full((1, 1), torch.nan, dtype=torch.float64, device=self.device)
+
+
+def _scaleless(graph: StreamGraph, d_model: int, device: torch.device) -> Evaluated:
+    """A run in which every norm's scale is one."""
+    zero = torch.zeros(1, d_model, dtype=torch.float64, device=device)
+    one = torch.ones(1, 1, dtype=torch.float64, device=device)
+    count = len(graph.nodes)
+    return Evaluated([zero] * count, [None] * count, [one] * count)
+
+
+def _known(found: LinearMap, where: str) -> LinearMap:
+    parts = [part for part in (found.diag, found.left, found.right) if part is not None]
+    if any(bool(part.isnan().any()) for part in parts):
+        raise LevelRefusedError("No weights", where, f"{GATED} on its way between the stream and its matrix")
+    return found
+
+
+def _chosen_columns(write: Write, chosen: Tensor | slice) -> Float[Tensor, "d_model column"]:
+    """Columns of a projection in float64: only those that were chosen are ever widened."""
+    assert write.projection is not None
+    first, *rest = write.projection.factors
+    index = chosen.to(first.device) if isinstance(chosen, Tensor) else chosen
+    columns = first.detach()[:, index].double()
+    for factor in rest:
+        wide = factor.detach().double()
+        columns = wide @ columns if wide.dim() == 2 else columns * wide[:, None]
+    return columns
