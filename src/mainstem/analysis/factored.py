@@ -73,6 +73,13 @@ class Factored:
         """R S^T of the two QR factorisations: a small matrix with the same singular values."""
         return _triangle(self.left) @ _triangle(self.right.mT).mT
 
+    def narrow(self) -> Float[Tensor, "*stack rank d_in"]:
+        """rank rows with the Gram matrix of the product's rows: M^T M = N^T N. All that a product M X has to be asked.
+
+        ||M X|| = ||N X|| for any X, and the singular values are the same.
+        """
+        return _triangle(self.left) @ self.right
+
     def norm(self) -> Float[Tensor, "*stack"]:
         """The Frobenius norm."""
         return torch.linalg.matrix_norm(self.core())

@@ -18,16 +18,17 @@ token.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.factored import Factored
-from mainstem.analysis.parts import carry, pull_back
+from mainstem.analysis.parts import carry, pull_back, scalar_of
 from mainstem.errors import LevelRefusedError, PositionError, UnitError
 from mainstem.model.anatomy import Anatomy, Read, Write
-from mainstem.model.graph import Evaluated, Gate, LinearMap, StreamGraph, maps_to
+from mainstem.model.graph import Evaluated, Gate, LinearMap, StreamGraph, maps_to, writes_behind
 from mainstem.model.operands import OperandMap
 from mainstem.run.operands import AttentionOperands
 from mainstem.units import Unit
@@ -58,81 +59,103 @@ class StreamWeights:
     qk_refusals: dict[Unit, LevelRefusedError]
     approximations: tuple[str, ...]
     _runs: dict[int, Operands] = field(default_factory=dict, repr=False)
+    _seen: dict[Unit, set[int]] = field(default_factory=dict, repr=False)
 
     # --- heads ----------------------------------------------------------------------------------------------
 
-    def ov(self, head: Unit | str) -> Factored:
-        """W_OV [d_model, d_model]: what the head writes of what the stream holds at the source.
+    def ov(self, unit: Unit | str) -> Factored:
+        """W_OV [d_model, d_model]: what a head writes of what the stream holds at the source.
+
+        Of an attention sublayer it is a stack, one for each head; and so are all that follow.
 
         Raises:
             UnitError: if the model has no such head; LevelRefusedError: if its weights are not to be had.
         """
-        return Factored(self.write(head), self.value(head))
+        return Factored(self.outputs(unit), self.value(unit))
 
-    def qk(self, head: Unit | str, offset: int = 0) -> Factored:
+    def qk(self, unit: Unit | str, offset: int = 0) -> Factored:
         """W_QK [d_model, d_model]: the score is x_dest^T W_QK x_source, `offset` positions apart.
 
         Raises:
             PositionError: if the model allows no such offset. UnitError, LevelRefusedError: as `ov`.
         """
-        return Factored(self.query(head, offset, offset).mT, self.key(head, 0, offset))
+        return Factored(self.query(unit, offset, offset).mT, self.key(unit, 0, offset))
 
-    def query(self, head: Unit | str, position: int = 0, offset: int = 0) -> Float[Tensor, "d_head d_model"]:
+    def query(self, unit: Unit | str, position: int = 0, offset: int = 0) -> Float[Tensor, "*head d_head d_model"]:
         """The query's rows at a position of a run, attention's scaling in them; the run is long enough for `offset`."""
-        unit = self._head(head)
-        return self._rows(unit, "query", position, offset) * self._operands(unit, max(offset, position)).scaling
+        return self._rows(unit, "query", position, offset)
 
-    def key(self, head: Unit | str, position: int = 0, offset: int = 0) -> Float[Tensor, "d_head d_model"]:
+    def key(self, unit: Unit | str, position: int = 0, offset: int = 0) -> Float[Tensor, "*head d_head d_model"]:
         """The key's rows at a position."""
-        return self._rows(head, "key", position, offset)
+        return self._rows(unit, "key", position, offset)
 
-    def value(self, head: Unit | str) -> Float[Tensor, "d_value d_model"]:
+    def value(self, unit: Unit | str) -> Float[Tensor, "*head d_value d_model"]:
         """The value's rows: those of the key/value head that the head reads."""
-        return self._rows(head, "value", 0, 0)
+        return self._rows(unit, "value", 0, 0)
 
-    def _rows(self, head: Unit | str, role: str, position: int, offset: int) -> Float[Tensor, "d_head d_model"]:
-        unit = self._head(head)
+    def outputs(self, unit: Unit | str) -> Float[Tensor, "*head d_model d_value"]:
+        """The columns of W_O by which a head writes, as `write`."""
+        unit, heads = self._heads(unit)
+        made = torch.stack([self._head_outputs(head) for head in heads])
+        return made if unit.kind == "sublayer" else made[0]
+
+    def _rows(self, unit: Unit | str, role: str, position: int, offset: int) -> Float[Tensor, "*head d_head d_model"]:
+        unit, heads = self._heads(unit)
         if role != "value" and unit.sublayer in self.qk_refusals:
             raise self.qk_refusals[unit.sublayer]
         operands = self._operands(unit, max(offset, position))
         carrying, number = operands.side(role)
         core = self.anatomy.writes[operands.write].attention
-        assert core is not None and unit.head_index is not None
-        used, matrix = carrying.unscaled().matrix(carrying.head(unit.head_index, core.n_heads), position)
-        read = self.anatomy.reads[number]
-        return matrix @ self._read_rows(read, used)
+        assert core is not None
+        own = [carrying.head(head.head_index or 0, core.n_heads) for head in heads]
+        distinct, read = list(dict.fromkeys(own)), self.anatomy.reads[number]
+        maps = carrying.unscaled().matrices(distinct, position)
+        rows = {n: matrix @ self._read_rows(read, used) for n, (used, matrix) in zip(distinct, maps, strict=True)}
+        made = torch.stack([rows[n] for n in own]) * (operands.scaling if role == "query" else 1.0)
+        return made if unit.kind == "sublayer" else made[0]
 
-    def _operands(self, head: Unit, offset: int) -> AttentionOperands:
+    def _operands(self, unit: Unit, offset: int) -> AttentionOperands:
         if offset < 0:
-            raise PositionError(f"The offset {offset} puts the source after the destination", str(head))
+            raise PositionError(f"The offset {offset} puts the source after the destination", str(unit))
         length = next((length for length in sorted(self._runs) if length > offset), offset + 1)
         if length not in self._runs:
-            self._runs.clear()
             self._runs[length] = self.record(length)
-        found = self._runs[length][self._attention_write(head)]
+            for other in [n for n in self._runs if n not in (length, min(self._runs))]:
+                del self._runs[other]
+        found = self._runs[length][self._attention_write(unit)]
         if isinstance(found, LevelRefusedError):
             raise found
         return found
 
-    def _attention_write(self, head: Unit) -> int:
+    def _attention_write(self, unit: Unit) -> int:
         writes = self.anatomy.writes
-        return next(i for i in self.anatomy.writes_of(head.sublayer) if writes[i].attention is not None)
+        return next(i for i in self.anatomy.writes_of(unit.sublayer) if writes[i].attention is not None)
 
-    def _head(self, given: Unit | str) -> Unit:
+    def _heads(self, given: Unit | str) -> tuple[Unit, list[Unit]]:
+        """The unit, a head or an attention sublayer, and its heads."""
         unit = Unit.parse(given) if isinstance(given, str) else given
         if unit.sublayer in self.refusals:
             raise self.refusals[unit.sublayer]
-        if unit.kind != "head" or unit not in self._known:
+        known = self._by_sublayer.get(unit.sublayer, [])
+        heads = known if unit == unit.sublayer else [head for head in known if head == unit]
+        if not heads:
             raise self._missing(unit)
-        return unit
+        return unit, heads
 
-    @property
-    def _known(self) -> set[Unit]:
-        return set(self.heads)
+    @cached_property
+    def _by_sublayer(self) -> dict[Unit, list[Unit]]:
+        found: dict[Unit, list[Unit]] = {}
+        for head in self.heads:
+            found.setdefault(head.sublayer, []).append(head)
+        return found
 
-    def _missing(self, unit: Unit) -> UnitError:
+    def _missing(self, unit: Unit) -> UnitError | LevelRefusedError:
+        if not self.heads and not self.refusals:
+            kinds = ", ".join(dict.fromkeys(u.place for u in self.anatomy.sublayers() if u.layer is not None))
+            reason = f"its blocks have no attention; they have {kinds or 'nothing else'}"
+            return LevelRefusedError("The model has no heads", None, reason)
         same = [head for head in self.heads if head.layer == unit.layer] or list(self.heads)
-        there = f"Heads go from {same[0]} to {same[-1]}." if same else "The model has no heads at all."
+        there = f"Heads go from {same[0]} to {same[-1]}." if same else "None of its attention is split into heads."
         return UnitError(f"The model has no head {unit}", None, there)
 
     # --- reads and writes -----------------------------------------------------------------------------------
@@ -163,9 +186,7 @@ class StreamWeights:
         """
         unit = Unit.parse(unit) if isinstance(unit, str) else unit
         if unit.kind == "head":
-            unit = self._head(unit)
-            parts = [self._head_columns(i, unit) for i in self.anatomy.writes_of(unit.sublayer)]
-            return torch.stack([part for part in parts if part is not None]).sum(0)
+            return self.outputs(unit)
         if unit.kind in ("ffn_neuron", "expert_neuron"):
             index, place = self._neuron_write(unit)
             return self._columns(index, torch.tensor([place]))
@@ -174,6 +195,10 @@ class StreamWeights:
         if not indices:
             raise LevelRefusedError(f"No columns that {unit} writes by", None, "it writes by no matrix that is known")
         return torch.cat([self._columns(i, slice(None)) for i in indices], 1)
+
+    def _head_outputs(self, head: Unit) -> Float[Tensor, "d_model d_value"]:
+        parts = [self._head_columns(i, head) for i in self.anatomy.writes_of(head.sublayer)]
+        return torch.stack([part for part in parts if part is not None]).sum(0)
 
     def _head_columns(self, index: int, head: Unit) -> Float[Tensor, "d_model d_value"] | None:
         """Of one write of an attention sublayer; None where no head has a part in it."""
@@ -184,8 +209,6 @@ class StreamWeights:
         channels = core.channels[head.head_index]
         factor = torch.ones(len(channels), dtype=torch.float64)
         for step in core.steps:
-            if step.gate_site is not None:
-                raise LevelRefusedError(f"No weights of {head}", None, GATED)
             if step.factor is not None:
                 factor = factor * step.factor.detach().double().cpu()[channels]
         return self._columns(index, channels) * factor.to(write.projection.factors[0].device)
@@ -213,6 +236,40 @@ class StreamWeights:
         if back is None:
             raise LevelRefusedError(f"No rows that {read.unit} reads by", None, "what it reads is not of the stream")
         return pull_back(_known(back, str(read.unit)), weight.T).T
+
+    # --- the stream between units -------------------------------------------------------------------------
+
+    def require_one_stream(self) -> None:
+        """Refuses a model whose blocks change the stream by more than a number and their writes.
+
+        Raises:
+            LevelRefusedError: where it is normed or gained on its way, so that what is written is not what is read.
+        """
+        graph, spine = self.anatomy.graph, self.anatomy.spine
+        device = self.anatomy.readout.unembedding.device
+        run, first = _scaleless(graph, self.anatomy.sizes.d_model, device), self.anatomy.blocks[0].input_node
+        for before, after in zip(spine, spine[1:], strict=False):
+            if before < first:
+                continue
+            found = maps_to(graph, after, run, _Gates(device), before)[before]
+            if found is None or scalar_of(found) is None:
+                unit = self.anatomy.owners[after]
+                reason = "the stream itself is normed, gated or multiplied by dimension on its way"
+                raise LevelRefusedError("No composition between blocks", None if unit is None else str(unit), reason)
+
+    def order(self, reader: Unit, writer: Unit) -> int:
+        """1 if the sublayer of `reader` reads what that of `writer` wrote, -1 if it is the other way round, else 0."""
+        return int(self._reads_after(reader, writer)) - int(self._reads_after(writer, reader))
+
+    def _reads_after(self, reader: Unit, writer: Unit) -> bool:
+        return not self._behind(reader.sublayer).isdisjoint(self.anatomy.writes_of(writer.sublayer))
+
+    def _behind(self, sublayer: Unit) -> set[int]:
+        """The writes that a sublayer's reads see."""
+        if sublayer not in self._seen:
+            nodes = {read.node for read in self.anatomy.reads if read.unit == sublayer}
+            self._seen[sublayer] = set().union(*(writes_behind(self.anatomy.graph, node) for node in nodes))
+        return self._seen[sublayer]
 
     # --- neurons --------------------------------------------------------------------------------------------
 

@@ -127,10 +127,12 @@ class OperandMap:
         arrange = _arrangement(self.role, layout, sizes, False)
         return replace(self, product=None, arrange=arrange, received=arrange(operand))
 
-    def matrix(self, head: int, position: int) -> tuple[Int[Tensor, " row"], Float[Tensor, "d_head row"]]:
-        """Of one head at one position: which entries of the projection's result it comes from, and the linear map.
+    def matrices(
+        self, heads: Sequence[int], position: int
+    ) -> list[tuple[Int[Tensor, " row"], Float[Tensor, "d_head row"]]]:
+        """Of some heads at one position: which entries of the projection's result each comes from, and the linear map.
 
-        `head` counts the operand's own heads; float64.
+        `heads` counts the operand's own heads; float64.
 
         Raises:
             LevelRefusedError: if what attention receives at a position comes from several.
@@ -138,14 +140,17 @@ class OperandMap:
         with torch.enable_grad():
             rows = torch.zeros(self.shape, dtype=torch.float64, device=self.received.device)
             rows = rows.reshape(self.positions, -1).requires_grad_()
-            out = self.linear(rows)[head, position]
-            unit = torch.eye(len(out), dtype=out.dtype, device=out.device)
-            (found,) = torch.autograd.grad(out, rows, unit, is_grads_batched=True)
-        others = torch.arange(self.positions, device=found.device) != position
-        if found[:, others].any():
+            out = self.linear(rows)[:, position]
+            unit = torch.eye(out.shape[1], dtype=out.dtype, device=out.device)
+            return [self._matrix(torch.autograd.grad(out[h], rows, unit, True, is_grads_batched=True)[0], position)
+                    for h in heads]  # fmt: skip
+
+    def _matrix(self, found: Float[Tensor, "d_head pos _"], position: int) -> tuple[Tensor, Tensor]:
+        used = found.ne(0).any(0)
+        if int(used.any(1).sum()) > int(used[position].any()):
             raise LevelRefusedError(f"No {self.role} side", None, "it comes from several positions at once")
-        used = torch.nonzero(found[:, position].any(0)).flatten()
-        return used, found[:, position, used]
+        index = torch.nonzero(used[position]).flatten()
+        return index, found[:, position, index]
 
     def head(self, head: int, n_heads: int) -> int:
         """Which of the operand's heads a query head reads."""

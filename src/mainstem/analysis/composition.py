@@ -1,0 +1,250 @@
+"""How much of what one unit writes another reads: composition from the weights, against an honest null.
+
+For a reader R and a writer W the composition is ||R W|| / (||R|| ||W||), Frobenius norms (Elhage et al. 2021,
+"Composition"). R is W_QK^T for Q-, W_QK for K- and W_OV for V-composition of a head, an MLP's input matrices or one
+row of them; W is W_OV, an MLP's output matrix or one column. R and W come as few rows that have their Gram matrix,
+so that ||R W||^2 = <R^T R, W W^T>. All pairs at once are one product of matrices whose rows are Gram matrices, taken a
+block of d_model x d_model at a time: d_model^2 for a pair in place of d_model rank^2, and no such matrix is ever whole.
+(Their cyclic shift, ||K O V Q^T|| for ||Q^T K O V||, is another number: an erratum of the paper.)
+
+Nulls. If the writer were turned by a random rotation, its spectrum as it is, then exactly (Schur's lemma)
+    E c^2 = 1 / d,   Var c^2 = 2 (r - 1/d) (w - 1/d) / ((d - 1) (d + 2)),
+r and w the sums of fourth powers of singular values over the square of the sum of squares. `z` counts c^2 in these
+standard deviations: pairs of different spectra can be compared by it. But weights of one model share directions, so
+that |z| > 3 for pairs that cannot compose, too. So the null of a verdict is empirical: the acausal pairs of the same
+model, whose writer comes after the reader, as many layers apart as the pair (near layers are alike in both directions
+of time). p is the rank of z among them, and the false discovery rate that of Benjamini and Hochberg (1995), over the
+pairs of one band of distances.
+
+Cost: n^2 d_model^2 for n units. Limits: weights only, so no pattern and no scale of a norm is in it; acausal pairs are
+no draws of independent pairs, and p cannot be less than one over their number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mainstem.errors import UsageError
+from mainstem.units import Unit
+
+BLOCK = 96
+"""Dimensions of the stream in one block of Gram matrices."""
+
+RATE = 0.05
+"""The false discovery rate up to which pairs are said to be above the null."""
+
+EDGE = 3.0
+"""Shared directions have this many times the largest weight that independent random subspaces would give one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Readers or writers, each as `rank` rows with its Gram matrix, of Frobenius norm 1.
+
+    Attributes:
+        units: whose they are.
+        rows: rows that are all zero fill up units of lower rank; a unit of norm 0 has no others.
+        norms: of the matrices as they are.
+        fourth: the sum of fourth powers of singular values, of norm 1.
+    """
+
+    units: tuple[Unit, ...]
+    rows: Float[Tensor, "unit row d_model"]
+    norms: Float[Tensor, " unit"]
+    fourth: Float[Tensor, " unit"]
+
+    @property
+    def defined(self) -> Bool[Tensor, " unit"]:
+        """Which have a norm other than 0."""
+        return self.norms > 0
+
+    def without(self, directions: Float[Tensor, "d_model direction"]) -> "Stack":
+        """The same with orthonormal directions of the stream taken out; what nothing is left of has norm 0."""
+        left = self.rows - (self.rows @ directions.to(self.rows)) @ directions.to(self.rows).T
+        return stack(self.units, left, least=1e-4)
+
+
+def stack(units: Sequence[Unit], rows: Float[Tensor, "unit row d_model"], least: float = 0.0) -> Stack:
+    """Readers or writers from rows with their Gram matrices; norms up to `least` count as 0."""
+    norms = torch.linalg.matrix_norm(rows)
+    norms = torch.where(norms > least, norms, torch.zeros_like(norms))
+    safe = torch.where(norms > 0, norms, torch.ones_like(norms))
+    unit = torch.where((norms > 0)[:, None, None], rows / safe[:, None, None], torch.zeros_like(rows))
+    return Stack(tuple(units), unit, norms, (unit @ unit.mT).pow(2).sum((-2, -1)))
+
+
+def squared(readers: Stack, writers: Stack) -> Float[Tensor, "reader writer"]:
+    """The squared compositions of all pairs."""
+    d_model = readers.rows.shape[-1]
+    left, right = (side.rows.mT.contiguous() for side in (readers, writers))
+    total = left.new_zeros(len(left), len(right), dtype=torch.float64)
+    for i in range(0, d_model, BLOCK):
+        for j in range(i, d_model, BLOCK):
+            grams = [(one[:, i : i + BLOCK] @ one[:, j : j + BLOCK].mT).flatten(1) for one in (left, right)]
+            total += (1 if i == j else 2) * (grams[0] @ grams[1].T)  # Gram matrices are symmetric
+    return total.clamp_(0.0, 1.0)
+
+
+def squared_without(
+    found: Float[Tensor, "reader writer"],
+    readers: Stack,
+    writers: Stack,
+    directions: Float[Tensor, "d_model direction"],
+) -> Float[Tensor, "reader writer"]:
+    """The squared compositions without some orthonormal directions U of the stream, from those with them.
+
+    ||R (1 - U U^T) W||^2 = ||R W||^2 - 2 <G_R U, G_W U> + <U^T G_R U, U^T G_W U> with Gram matrices G, over the squared
+    norms of what is left of R and of W.
+    """
+    read, written = (side.rows @ directions.to(side.rows) for side in (readers, writers))
+    ends = [(side.rows.mT @ one).flatten(1) for side, one in ((readers, read), (writers, written))]
+    cores = [(one.mT @ one).flatten(1) for one in (read, written)]
+    left = [(1 - one.double().pow(2).sum((1, 2))).clamp_min(1e-12) for one in (read, written)]
+    total = found - 2 * (ends[0] @ ends[1].T) + cores[0] @ cores[1].T
+    return (total / (left[0][:, None] * left[1][None])).clamp(0.0, 1.0)
+
+
+def rotation_deviation(readers: Stack, writers: Stack) -> Float[Tensor, "reader writer"]:
+    """The standard deviation of squared compositions under a random rotation; their mean is 1 / d_model."""
+    d = readers.rows.shape[-1]
+    r, w = ((side.fourth.double() - 1 / d).clamp_min(0) for side in (readers, writers))
+    return (2 * r[:, None] * w[None] / ((d - 1) * (d + 2))).sqrt()
+
+
+def shared_directions(sides: Sequence[Stack]) -> Float[Tensor, "d_model direction"]:
+    """Directions that many units read or write alike: outliers among the eigenvectors of the mean Gram matrix.
+
+    An eigenvalue counts as an outlier above `EDGE` times (1 + sqrt(d_model / sum of ranks))^2 / d_model, the largest
+    that as many independent random subspaces give (Marchenko and Pastur 1967). Orthonormal columns, strongest first.
+    """
+    rows = torch.cat([side.rows[side.defined].flatten(0, 1) for side in sides])
+    d_model = rows.shape[-1]
+    rows = rows[rows.pow(2).sum(-1) > 0]
+    values, vectors = torch.linalg.eigh((rows.T @ rows).double() / rows.pow(2).sum().clamp_min(1e-30))
+    edge = EDGE * (1 + (d_model / max(len(rows), 1)) ** 0.5) ** 2 / d_model
+    return vectors[:, values > edge].flip(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Compositions:
+    """Compositions of one kind.
+
+    Attributes:
+        kind: "q", "k", "v" or "mlp".
+        readers, writers: the units.
+        order: 1 where the writer comes before the reader, -1 where after, 0 where neither.
+        distance: layers apart.
+        defined: where both norms are other than 0; elsewhere numbers are 0 and p and q are 1.
+        strength: the composition.
+        z: its square in standard deviations of a random rotation, above the mean.
+        p, q: of causal pairs, for being above the acausal pairs; 1 elsewhere.
+        p_below, q_below: for being below.
+    """
+
+    kind: str
+    readers: tuple[Unit, ...]
+    writers: tuple[Unit, ...]
+    order: Int[Tensor, "reader writer"]
+    distance: Int[Tensor, "reader writer"]
+    defined: Bool[Tensor, "reader writer"]
+    strength: Float[Tensor, "reader writer"]
+    z: Float[Tensor, "reader writer"]
+    d_model: int
+
+    @cached_property
+    def p(self) -> Float[Tensor, "reader writer"]:
+        """For being above the acausal pairs."""
+        return self._judged(self.z)[0]
+
+    @cached_property
+    def q(self) -> Float[Tensor, "reader writer"]:
+        """The smallest false discovery rate at which a pair is above the acausal pairs."""
+        return self._judged(self.z)[1]
+
+    @cached_property
+    def q_below(self) -> Float[Tensor, "reader writer"]:
+        """The same for being below them."""
+        return self._judged(-self.z)[1]
+
+    @property
+    def causal(self) -> Bool[Tensor, "reader writer"]:
+        """Pairs that can compose."""
+        return (self.order > 0) & self.defined
+
+    @property
+    def acausal(self) -> Bool[Tensor, "reader writer"]:
+        """Pairs whose writer comes after the reader."""
+        return (self.order < 0) & self.defined
+
+    @property
+    def null(self) -> float:
+        """The mean squared composition under a random rotation, as a composition: 1 / sqrt(d_model)."""
+        return self.d_model**-0.5
+
+    def place(self, reader: Unit, writer: Unit) -> tuple[int, int]:
+        """Where a pair is in the tables.
+
+        Raises:
+            UsageError: if there is no such pair, or the norm of one of them is 0.
+        """
+        if reader not in self.readers or writer not in self.writers:
+            raise UsageError(f"There is no pair of {reader} and {writer}", None, "Name a reader and a writer.")
+        found = self.readers.index(reader), self.writers.index(writer)
+        if not bool(self.defined[found]):
+            zero = "the norm of one of the two is 0"
+            raise UsageError(f"The composition of {reader} with {writer} is not defined", zero, "Name another pair.")
+        return found
+
+    def top(self, count: int) -> list[tuple[int, int]]:
+        """The causal pairs with the largest z, as places in the tables."""
+        scores = torch.where(self.causal, self.z, torch.full_like(self.z, -torch.inf)).flatten()
+        best = scores.topk(min(count, int(self.causal.sum()))).indices.tolist()
+        return [divmod(place, len(self.writers)) for place in best]
+
+    def _judged(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        p, q = torch.ones_like(z), torch.ones_like(z)
+        bands = self.distance.clamp_min(1).double().log2().floor()
+        for band in bands.unique().tolist():
+            causal, acausal = (side & (bands == band) for side in (self.causal, self.acausal))
+            if bool(causal.any()) and bool(acausal.any()):
+                p[causal] = _tail(z[causal], z[acausal])
+                q[causal] = false_discovery_rates(p[causal])
+        return p, q
+
+
+def _tail(values: Float[Tensor, " row"], null: Float[Tensor, " column"]) -> Float[Tensor, " row"]:
+    """(1 + how many of the null are as large) / (1 + how many there are)."""
+    ordered = null.sort().values
+    above = len(null) - torch.searchsorted(ordered, values.contiguous())
+    return (1.0 + above.to(values)) / (1.0 + len(null))
+
+
+def false_discovery_rates(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
+    """For each p value the smallest rate at which the procedure of Benjamini and Hochberg (1995) rejects it."""
+    ordered, order = p.sort()
+    rates = ordered * len(p) / torch.arange(1, len(p) + 1, dtype=p.dtype, device=p.device)
+    out = torch.empty_like(p)
+    out[order] = rates.flip(0).cummin(0).values.flip(0).clamp_max(1.0)
+    return out
+
+
+def compositions(
+    kind: str,
+    readers: Stack,
+    writers: Stack,
+    order: Int[Tensor, "reader writer"],
+    distance: Int[Tensor, "reader writer"],
+    found: Float[Tensor, "reader writer"] | None = None,
+) -> Compositions:
+    """All compositions of a stack of readers with a stack of writers; `found` are their squares, if they are known."""
+    d_model = readers.rows.shape[-1]
+    found = squared(readers, writers) if found is None else found
+    deviation = rotation_deviation(readers, writers)
+    defined = readers.defined[:, None] & writers.defined[None]
+    z = torch.where(defined & (deviation > 0), (found - 1 / d_model) / deviation.clamp_min(1e-300), 0.0)
+    strength = torch.where(defined, found.sqrt(), 0.0)
+    return Compositions(kind, readers.units, writers.units, order, distance, defined, strength, z, d_model)
