@@ -34,6 +34,8 @@ from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
 from mainstem.causal.path_patching import PathEffects
 from mainstem.causal.subspaces import Subspace
+from mainstem.composing import composition
+from mainstem.composition_description import CompositionReading
 from mainstem.errors import PositionError, PromptError, TargetError
 from mainstem.explanation import Explanation, Provenance
 from mainstem.following_paths import patch_paths
@@ -360,6 +362,10 @@ class Model:
             RefusedError: if the stream cannot be discovered. What single heads lack is said when they are asked for.
         """
         return stream_weights(self.anatomy, self._operands, LABEL_POSITIONS)
+
+    def composition(self, kinds: Sequence[str] = ("q", "k", "v"), **options: Any) -> CompositionReading:
+        """Who reads what whom wrote, from the weights; see `mainstem.composing.composition` for the options."""
+        return composition(self, kinds, **options)
 
     def _operands(self, positions: int) -> Operands:
         """The operands of every attention, of a run of the model itself on so many positions."""

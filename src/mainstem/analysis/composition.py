@@ -28,14 +28,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mainstem.analysis.false_discovery import p_values, q_values
 from mainstem.errors import UsageError
 from mainstem.units import Unit
 
 BLOCK = 96
 """Dimensions of the stream in one block of Gram matrices."""
-
-RATE = 0.05
-"""The false discovery rate up to which pairs are said to be above the null."""
 
 EDGE = 3.0
 """Shared directions have this many times the largest weight that independent random subspaces would give one."""
@@ -141,8 +139,6 @@ class Compositions:
         defined: where both norms are other than 0; elsewhere numbers are 0 and p and q are 1.
         strength: the composition.
         z: its square in standard deviations of a random rotation, above the mean.
-        p, q: of causal pairs, for being above the acausal pairs; 1 elsewhere.
-        p_below, q_below: for being below.
     """
 
     kind: str
@@ -211,25 +207,9 @@ class Compositions:
         for band in bands.unique().tolist():
             causal, acausal = (side & (bands == band) for side in (self.causal, self.acausal))
             if bool(causal.any()) and bool(acausal.any()):
-                p[causal] = _tail(z[causal], z[acausal])
-                q[causal] = false_discovery_rates(p[causal])
+                p[causal] = p_values(z[causal], z[acausal]).double()
+                q[causal] = q_values(p[causal])
         return p, q
-
-
-def _tail(values: Float[Tensor, " row"], null: Float[Tensor, " column"]) -> Float[Tensor, " row"]:
-    """(1 + how many of the null are as large) / (1 + how many there are)."""
-    ordered = null.sort().values
-    above = len(null) - torch.searchsorted(ordered, values.contiguous())
-    return (1.0 + above.to(values)) / (1.0 + len(null))
-
-
-def false_discovery_rates(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
-    """For each p value the smallest rate at which the procedure of Benjamini and Hochberg (1995) rejects it."""
-    ordered, order = p.sort()
-    rates = ordered * len(p) / torch.arange(1, len(p) + 1, dtype=p.dtype, device=p.device)
-    out = torch.empty_like(p)
-    out[order] = rates.flip(0).cummin(0).values.flip(0).clamp_max(1.0)
-    return out
 
 
 def compositions(

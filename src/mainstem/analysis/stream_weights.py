@@ -149,11 +149,19 @@ class StreamWeights:
             found.setdefault(head.sublayer, []).append(head)
         return found
 
+    def require_heads(self) -> None:
+        """Raises LevelRefusedError if there is not one head."""
+        if not self.heads:
+            raise next(iter(self.refusals.values()), None) or self._no_attention()
+
+    def _no_attention(self) -> LevelRefusedError:
+        kinds = ", ".join(dict.fromkeys(u.place for u in self.anatomy.sublayers() if u.layer is not None))
+        reason = f"its blocks have no attention that was seen; they have {kinds or 'nothing else'}"
+        return LevelRefusedError("The model has no heads", None, reason, "Ask about its neurons or whole sublayers.")
+
     def _missing(self, unit: Unit) -> UnitError | LevelRefusedError:
         if not self.heads and not self.refusals:
-            kinds = ", ".join(dict.fromkeys(u.place for u in self.anatomy.sublayers() if u.layer is not None))
-            reason = f"its blocks have no attention; they have {kinds or 'nothing else'}"
-            return LevelRefusedError("The model has no heads", None, reason)
+            return self._no_attention()
         same = [head for head in self.heads if head.layer == unit.layer] or list(self.heads)
         there = f"Heads go from {same[0]} to {same[-1]}." if same else "None of its attention is split into heads."
         return UnitError(f"The model has no head {unit}", None, there)
