@@ -1,10 +1,10 @@
 """Composition of every pair of units of a model, from its weights, read into plain rows.
 
 The factors are gathered a layer at a time (`mainstem.analysis.stream_weights`), all pairs are computed together
-(`mainstem.analysis.composition`), once as they are and once without the shared directions, and the pairs that are
-shown are computed again one by one in float64.
+(`mainstem.analysis.composition`), once as they are and once without the shared directions, and the first pairs of each
+kind are computed again one by one in float64.
 
-Memory: 2 x n x rank x d_model numbers in float32 for n units: the readers of one kind and the writers.
+Memory: (kinds + 1) x n x rank x d_model numbers in float32 for n units of each kind and the writers.
 """
 
 from collections.abc import Sequence
@@ -38,6 +38,9 @@ KINDS = ("q", "k", "v", "mlp")
 """What reads: a head's queries, keys, values, or an MLP by all its input matrices."""
 
 WRITERS = ("heads", "mlps")
+CERTIFIED = 5
+"""How many pairs of each kind are computed again by themselves."""
+
 TOLERANCE = 1e-4
 """Relative: compositions of float32 factors against float64."""
 
@@ -77,8 +80,7 @@ def composition(
     offset, weights = whole_number("offset", offset), model.weights
     weights.require_one_stream()
     gathered = Gathered(weights, offset)
-    written = gathered.writers(writers)
-    stacks = {kind: gathered.readers(kind) for kind in dict.fromkeys(kinds)}
+    stacks, written = gathered.stacks(list(dict.fromkeys(kinds)), writers)
     directions = shared_directions([written, *stacks.values()])
     tables = {kind: _tables(weights, kind, readers, written, directions) for kind, readers in stacks.items()}
     pairs = [row for kind, both in tables.items() for row in _rows(kind, both, top)]
@@ -95,7 +97,7 @@ def composition(
         pairs=pairs,
         layers={kind: _by_layer(table) for kind, (table, _) in tables.items()},
         shared=shared,
-        certificate=_certificate(gathered, pairs),
+        certificate=_certificate(gathered, [row for kind in tables for row in _first(pairs, kind)]),
         notes=gathered.notes(),
         tables=tables,
     )
@@ -108,19 +110,42 @@ class Gathered:
         self.weights, self.offset = weights, offset
         self.missing: dict[Unit, str] = {}
 
-    def readers(self, kind: str) -> Stack:
-        """All readers of a kind."""
-        if kind == "mlp":
-            return self._stacked(self._mlps(), lambda unit: Factored(*_as_rows(self._input_rows(unit))).narrow()[None])
-        return self._stacked(self._attentions(), lambda unit: self.reader(unit, kind).narrow())
+    def stacks(self, kinds: Sequence[str], writers: str) -> tuple[dict[str, Stack], Stack]:
+        """All readers of each kind, and all writers; the weights of a sublayer are made once for all of them."""
+        rows: dict[str, dict[Unit, Tensor]] = {kind: {} for kind in (*kinds, writers)}
+        if {"q", "k", "v", "heads"} & rows.keys():
+            self.weights.require_heads()
+            for unit in dict.fromkeys(head.sublayer for head in self.weights.heads):
+                self._add_heads(unit, rows)
+        if {"mlp", "mlps"} & rows.keys():
+            for unit in self._mlps():
+                self._add_mlp(unit, rows)
+        made = {kind: self._stacked(kind, found) for kind, found in rows.items()}
+        return {kind: made[kind] for kind in kinds}, made[writers]
 
-    def writers(self, kind: str) -> Stack:
-        """All writers of a kind."""
-        if kind == "mlps":
-            return self._stacked(
-                self._mlps(), lambda unit: Factored(*_as_rows(self.weights.write(unit).T)).narrow()[None]
-            )
-        return self._stacked(self._attentions(), lambda unit: self.weights.ov(unit).T.narrow())
+    def _add_heads(self, unit: Unit, rows: dict[str, dict[Unit, Tensor]]) -> None:
+        if {"q", "k"} & rows.keys():
+            try:
+                qk = self.weights.qk(unit, self.offset).to(torch.float32)
+                for kind, found in (("q", qk.T), ("k", qk)):
+                    if kind in rows:
+                        rows[kind][unit] = found.narrow()
+            except LevelRefusedError as error:
+                self.missing[unit] = f"queries and keys of {unit}: {error.reason or error.what}"
+        if {"v", "heads"} & rows.keys():
+            ov = self.weights.ov(unit).to(torch.float32)
+            for kind, found in (("v", ov), ("heads", ov.T)):
+                if kind in rows:
+                    rows[kind][unit] = found.narrow()
+
+    def _add_mlp(self, unit: Unit, rows: dict[str, dict[Unit, Tensor]]) -> None:
+        try:
+            if "mlp" in rows:
+                rows["mlp"][unit] = _narrow(self._input_rows(unit))[None]
+            if "mlps" in rows:
+                rows["mlps"][unit] = _narrow(self.weights.write(unit).T)[None]
+        except LevelRefusedError as error:
+            self.missing[unit] = f"{unit}: {error.reason or error.what}"
 
     def reader(self, unit: Unit, kind: str) -> Factored:
         """What multiplies the writer's matrix, of a head or of all of a sublayer: W_QK^T, W_QK or W_OV."""
@@ -141,15 +166,11 @@ class Gathered:
 
     def notes(self) -> list[str]:
         """What was left out, in sentences."""
-        missing = [f"{unit} is left out: {reason}." for unit, reason in self.missing.items()]
+        missing = [f"Left out: {reason}." for reason in self.missing.values()]
         return [*self.weights.approximations, *missing]
 
     def _input_rows(self, unit: Unit) -> Tensor:
         return torch.cat(list(self.weights.reads(unit).values()))
-
-    def _attentions(self) -> list[Unit]:
-        self.weights.require_heads()
-        return list(dict.fromkeys(head.sublayer for head in self.weights.heads))
 
     def _mlps(self) -> list[Unit]:
         found = [unit for unit in self.weights.anatomy.sublayers() if unit.place == "mlp"]
@@ -157,30 +178,26 @@ class Gathered:
             raise LevelRefusedError("The model has no MLPs", None, "no sublayer of it has neurons")
         return found
 
-    def _stacked(self, sublayers: list[Unit], rows_of) -> Stack:
-        units: list[Unit] = []
-        rows: list[Tensor] = []
-        for sublayer in sublayers:
-            try:
-                made = rows_of(sublayer).float()
-            except LevelRefusedError as error:
-                self.missing[sublayer] = f"{error.reason or error.what}"
-                continue
-            heads = [head for head in self.weights.heads if head.sublayer == sublayer]
-            units += heads if sublayer.place == "attn" else [sublayer]
-            rows.append(made)
+    def _stacked(self, kind: str, rows: dict[Unit, Tensor]) -> Stack:
         if not rows:
-            unit, reason = next(iter(self.missing.items()))
-            raise LevelRefusedError("No composition of this kind", str(unit), reason)
-        rank = max(part.shape[1] for part in rows)
-        padded = [torch.nn.functional.pad(part, (0, 0, 0, rank - part.shape[1])) for part in rows]
-        return stack(units, torch.cat(padded))
+            reason = next(iter(self.missing.values()), None)
+            raise LevelRefusedError(f"No composition of the kind {kind!r}", None, reason)
+        heads = self.weights.heads
+        units = [unit for sub in rows for unit in (heads if sub.place == "attn" else [sub]) if unit.sublayer == sub]
+        rank = max(part.shape[1] for part in rows.values())
+        padded = [torch.nn.functional.pad(part, (0, 0, 0, rank - part.shape[1])) for part in rows.values()]
+        return stack(units, torch.cat(padded).float())
 
 
 def _as_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix [row, d_model] as a product through the smaller of its sides."""
     unit = torch.eye(min(matrix.shape), dtype=matrix.dtype, device=matrix.device)
     return (matrix, unit) if len(matrix) > matrix.shape[1] else (unit, matrix)
+
+
+def _narrow(matrix: Tensor) -> Tensor:
+    """No more rows than columns, with the same Gram matrix."""
+    return matrix if len(matrix) <= matrix.shape[1] else torch.linalg.qr(matrix.float(), mode="r").R
 
 
 def _as_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,16 +217,19 @@ def _tables(
 
 
 def _order(weights: StreamWeights, readers: Sequence[Unit], writers: Sequence[Unit]) -> tuple[Tensor, Tensor]:
-    known: dict[tuple[Unit, Unit], int] = {}
-    order = torch.zeros(len(readers), len(writers), dtype=torch.long)
-    for i, reader in enumerate(readers):
-        for j, writer in enumerate(writers):
-            pair = reader.sublayer, writer.sublayer
-            if pair not in known:
-                known[pair] = weights.order(*pair)
-            order[i, j] = known[pair]
-    layers = [torch.tensor([unit.layer or 0 for unit in units]) for units in (readers, writers)]
-    return order, (layers[0][:, None] - layers[1][None]).abs()
+    """Of each pair which comes first, and how many layers apart they are: asked once for each pair of sublayers."""
+    (rows, row), (columns, column) = _by_sublayer(readers), _by_sublayer(writers)
+    order = weights.order(rows, columns)
+    layers = [torch.tensor([unit.layer or 0 for unit in units]) for units in (rows, columns)]
+    distance = (layers[0][:, None] - layers[1][None]).abs()
+    return order[row][:, column], distance[row][:, column]
+
+
+def _by_sublayer(units: Sequence[Unit]) -> tuple[list[Unit], Tensor]:
+    """The distinct sublayers, and the number of each unit's own."""
+    numbers: dict[Unit, int] = {}
+    place = [numbers.setdefault(unit.sublayer, len(numbers)) for unit in units]
+    return list(numbers), torch.tensor(place)
 
 
 def _rows(kind: str, both: tuple[Compositions, Compositions], top: int) -> list[PairRow]:
@@ -257,17 +277,15 @@ def _by_layer(table: Compositions) -> list[list[float | None]]:
     rows, columns = ([unit.layer or 0 for unit in units] for units in (table.readers, table.writers))
     used = table.defined & (table.order != 0)
     strength = torch.where(used, table.strength - table.null, torch.full_like(table.strength, -torch.inf))
-    best = torch.full((layers, len(columns)), -torch.inf, dtype=strength.dtype)
-    best = best.index_reduce(0, torch.tensor(rows), strength, "amax")
-    best = torch.full((layers, layers), -torch.inf, dtype=strength.dtype).index_reduce(
-        1, torch.tensor(columns), best, "amax"
-    )
+    place = torch.tensor(rows)[:, None] * layers + torch.tensor(columns)[None]
+    best = torch.full((layers * layers,), -torch.inf, dtype=strength.dtype)
+    best = best.scatter_reduce(0, place.flatten(), strength.flatten(), "amax").unflatten(0, (layers, layers))
     return [[None if value == -torch.inf else value for value in row] for row in best.tolist()]
 
 
 def _shared(directions: Tensor, sides: Sequence[Stack]) -> Shared:
-    rows = torch.cat([side.rows[side.defined].flatten(0, 1) for side in sides])
-    share = (rows @ directions.to(rows)).pow(2).sum(0) / rows.pow(2).sum() * rows.shape[1]
+    shares = [(side.rows @ directions.to(side.rows)).pow(2).sum((0, 1)) for side in sides]
+    share = torch.stack(shares).sum(0) / sum(len(side.units) for side in sides) * len(directions)
     places = directions.abs().argmax(0)
     entries = directions.abs().amax(0).tolist()
     return Shared(directions.shape[1], share.tolist(), list(zip(places.tolist(), entries, strict=True)))
@@ -283,6 +301,10 @@ def _warnings(shared: Shared) -> list[Warning]:
         "share of what is read and written; compare the numbers without the shared directions."
     )
     return [Warning("one-dimension", text, round(strongest, 2))]
+
+
+def _first(pairs: Sequence[PairRow], kind: str) -> list[PairRow]:
+    return [row for row in pairs if row.kind == kind][:CERTIFIED]
 
 
 def _certificate(gathered: Gathered, pairs: Sequence[PairRow]) -> CompositionCertificate:

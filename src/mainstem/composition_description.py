@@ -77,7 +77,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class CompositionCertificate:
-    """The pairs shown, recomputed one by one from their factored matrices in float64."""
+    """The first pairs of each kind, recomputed one by one from their factored matrices in float64."""
 
     pairs: int
     worst: float

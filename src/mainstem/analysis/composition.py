@@ -119,11 +119,11 @@ def shared_directions(sides: Sequence[Stack]) -> Float[Tensor, "d_model directio
     An eigenvalue counts as an outlier above `EDGE` times (1 + sqrt(d_model / sum of ranks))^2 / d_model, the largest
     that as many independent random subspaces give (Marchenko and Pastur 1967). Orthonormal columns, strongest first.
     """
-    rows = torch.cat([side.rows[side.defined].flatten(0, 1) for side in sides])
-    d_model = rows.shape[-1]
-    rows = rows[rows.pow(2).sum(-1) > 0]
-    values, vectors = torch.linalg.eigh((rows.T @ rows).double() / rows.pow(2).sum().clamp_min(1e-30))
-    edge = EDGE * (1 + (d_model / max(len(rows), 1)) ** 0.5) ** 2 / d_model
+    flat = [side.rows.flatten(0, 1) for side in sides]
+    d_model, ranks = flat[0].shape[-1], sum(int(rows.ne(0).any(-1).sum()) for rows in flat)
+    gram = torch.stack([rows.T @ rows for rows in flat]).sum(0).double()
+    values, vectors = torch.linalg.eigh(gram / gram.trace().clamp_min(1e-30))
+    edge = EDGE * (1 + (d_model / max(ranks, 1)) ** 0.5) ** 2 / d_model
     return vectors[:, values > edge].flip(1)
 
 

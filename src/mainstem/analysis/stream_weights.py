@@ -16,12 +16,12 @@ itself multiplies with (gates) is no weight, and such a place is refused; so are
 token.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.analysis.factored import Factored
@@ -59,7 +59,6 @@ class StreamWeights:
     qk_refusals: dict[Unit, LevelRefusedError]
     approximations: tuple[str, ...]
     _runs: dict[int, Operands] = field(default_factory=dict, repr=False)
-    _seen: dict[Unit, set[int]] = field(default_factory=dict, repr=False)
 
     # --- heads ----------------------------------------------------------------------------------------------
 
@@ -265,19 +264,19 @@ class StreamWeights:
                 reason = "the stream itself is normed, gated or multiplied by dimension on its way"
                 raise LevelRefusedError("No composition between blocks", None if unit is None else str(unit), reason)
 
-    def order(self, reader: Unit, writer: Unit) -> int:
-        """1 if the sublayer of `reader` reads what that of `writer` wrote, -1 if it is the other way round, else 0."""
-        return int(self._reads_after(reader, writer)) - int(self._reads_after(writer, reader))
+    def order(self, readers: Sequence[Unit], writers: Sequence[Unit]) -> Int[Tensor, "reader writer"]:
+        """1 where a reader's sublayer reads what a writer's wrote, -1 where it is the other way round, else 0."""
+        units = list(dict.fromkeys([*readers, *writers]))
+        written = {unit: set(self.anatomy.writes_of(unit)) for unit in units}
+        seen = {unit: self._writes_seen(unit) for unit in units}
+        after = [[bool(seen[reader] & written[writer]) for writer in writers] for reader in readers]
+        before = [[bool(seen[writer] & written[reader]) for writer in writers] for reader in readers]
+        return torch.tensor(after).long() - torch.tensor(before).long()
 
-    def _reads_after(self, reader: Unit, writer: Unit) -> bool:
-        return not self._behind(reader.sublayer).isdisjoint(self.anatomy.writes_of(writer.sublayer))
-
-    def _behind(self, sublayer: Unit) -> set[int]:
+    def _writes_seen(self, sublayer: Unit) -> set[int]:
         """The writes that a sublayer's reads see."""
-        if sublayer not in self._seen:
-            nodes = {read.node for read in self.anatomy.reads if read.unit == sublayer}
-            self._seen[sublayer] = set().union(*(writes_behind(self.anatomy.graph, node) for node in nodes))
-        return self._seen[sublayer]
+        nodes = {read.node for read in self.anatomy.reads if read.unit == sublayer}
+        return set().union(*(writes_behind(self.anatomy.graph, node) for node in nodes))
 
     # --- neurons --------------------------------------------------------------------------------------------
 
