@@ -8,6 +8,7 @@ Memory: (kinds + 1) x n x rank x d_model numbers in float32 for n units of each 
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,7 @@ from mainstem.analysis.stream_weights import StreamWeights
 from mainstem.analysis.warnings import Warning
 from mainstem.composition_description import CompositionCertificate, CompositionReading, KindRow, PairRow, Shared
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError, UsageError
+from mainstem.explanation import CheckSummary
 from mainstem.units import Unit
 from mainstem.whole_numbers import whole_number
 
@@ -97,6 +99,7 @@ def composition(
         pairs=pairs,
         layers={kind: _by_layer(table) for kind, (table, _) in tables.items()},
         shared=shared,
+        factors=CheckSummary(**asdict(model.weights_check)),
         certificate=_certificate(gathered, [row for kind in tables for row in _first(pairs, kind)]),
         notes=gathered.notes(),
         tables=tables,

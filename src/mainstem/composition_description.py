@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mainstem.explanation import Provenance
+from mainstem.explanation import CheckSummary, Provenance
 
 if TYPE_CHECKING:
     from mainstem.analysis.composition import Compositions
@@ -97,6 +97,8 @@ class CompositionReading:
         kinds: a row for each kind.
         pairs: the pairs with the largest z of each kind.
         layers: for each kind the strongest composition above `null` of each layer with each: row reader, column writer.
+        factors: the certificate of the factored weights, on a run of the model.
+        certificate: of the pairs.
         notes: what could not be had, and what is left out.
         tables: by kind all pairs, and all without the shared directions; not in the document.
     """
@@ -112,6 +114,7 @@ class CompositionReading:
     pairs: list[PairRow]
     layers: dict[str, list[list[float | None]]]
     shared: Shared
+    factors: CheckSummary
     certificate: CompositionCertificate
     notes: list[str]
     tables: "dict[str, tuple[Compositions, Compositions]]" = field(repr=False, compare=False)

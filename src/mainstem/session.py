@@ -58,6 +58,7 @@ from mainstem.targets import Target, parse_continuation, parse_target, parse_tok
 from mainstem.tracing import Trace
 from mainstem.tracing_causes import causal_trace
 from mainstem.unit_keys import named_unit
+from mainstem.weights_checking import weights_certificate
 
 Prompt = str | Sequence[int]
 LABEL_POSITIONS = 7
@@ -362,6 +363,11 @@ class Model:
             RefusedError: if the stream cannot be discovered. What single heads lack is said when they are asked for.
         """
         return stream_weights(self.anatomy, self._operands, LABEL_POSITIONS)
+
+    @cached_property
+    def weights_check(self) -> Check:
+        """The certificate of `weights`: some sublayers rebuilt from a run (see `mainstem.weights_checking`)."""
+        return weights_certificate(self, probe_ids(self.module)[0, :LABEL_POSITIONS].tolist())
 
     def composition(self, kinds: Sequence[str] = ("q", "k", "v"), **options: Any) -> CompositionReading:
         """Who reads what whom wrote, from the weights; see `mainstem.composing.composition` for the options."""
