@@ -32,11 +32,6 @@ class Factored:
     left: Float[Tensor, "*stack d_out rank"]
     right: Float[Tensor, "*stack rank d_in"]
 
-    def __post_init__(self) -> None:
-        if self.left.shape[-1] != self.right.shape[-2] or self.left.shape[:-2] != self.right.shape[:-2]:
-            sides = f"{list(self.left.shape)} and {list(self.right.shape)}"
-            raise UsageError("The two factors do not fit", sides, "The first has as many columns as the second rows.")
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the product."""

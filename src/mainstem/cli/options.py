@@ -28,9 +28,11 @@ METRICS = ("logit-difference", "probability", "log-probability", "kl")
 GRIDS = ("resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons")
 DIRECTIONS = ("denoising", "noising")
 TASKS = ("indirect-object", "greater-than", "induction", "capitals")
+COMPOSITIONS = ("q", "k", "v", "mlp")
+WRITERS = ("heads", "mlps")
 ABLATED = {"ffn": 25, "attention": 75}
 
-TABULAR = ("patch",)
+TABULAR = ("patch", "circuits")
 """The commands whose results are rows that Parquet can hold."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}

@@ -7,6 +7,7 @@
     steer     Compared            ->  steer_terminal      steer_page
     patch     PatchReading        ->  patch_terminal      patch_page        parquet
     any       PromptSetReading    ->  set_terminal        set_page          (many prompts)
+    circuits  CompositionReading  ->  composition_terminal composition_page parquet
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from rich.console import Console
 
+from mainstem.composition_description import CompositionReading
 from mainstem.description import AnatomyDescription, LensReading
 from mainstem.experiments.outcome import Experiment
 from mainstem.explanation import Explanation
@@ -70,6 +72,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.set_terminal import print_prompt_set
 
         print_prompt_set(console, result)
+    elif isinstance(result, CompositionReading):
+        from mainstem.report.composition_terminal import print_composition
+
+        print_composition(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -117,4 +123,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.set_page import prompt_set_page
 
         return prompt_set_page(result)
+    if isinstance(result, CompositionReading):
+        from mainstem.report.composition_page import composition_page
+
+        return composition_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")

@@ -1,17 +1,25 @@
-"""A patching sweep as a Parquet file: one row for each cell, the rest of the document in the schema's metadata.
+"""A result of many rows as a Parquet file: a patching sweep's cells, compositions of all pairs.
+
+The rest of the document is in the schema's metadata.
 
 pyarrow is an extra (`pip install mainstem[parquet]`), because it is larger than all of Mainstem's own code.
 """
 
 import importlib.util
 import json
+from typing import Any
 
+from mainstem.composition_description import CompositionReading
 from mainstem.errors import UsageError
 from mainstem.patch_description import PatchReading
 from mainstem.report.text import finite
 
-CELLS = ("values", "effects", "low", "high")
-"""What stands in the rows, and so not in the metadata."""
+Tabular = PatchReading | CompositionReading
+ROWS = {
+    PatchReading: ("values", "effects", "low", "high"),
+    CompositionReading: ("pairs", "layers"),
+}
+"""What of a document stands in the rows, and so not in the metadata."""
 
 
 def require_pyarrow() -> None:
@@ -28,7 +36,7 @@ def require_pyarrow() -> None:
         )
 
 
-def as_parquet(reading: PatchReading) -> bytes:
+def as_parquet(reading: Tabular) -> bytes:
     """The file's bytes.
 
     Raises:
@@ -38,12 +46,20 @@ def as_parquet(reading: PatchReading) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = reading.cells()
-    numbers = dict.fromkeys(("value", "effect", "low", "high"), pa.float64())
-    kinds = {"row": pa.string(), "column": pa.string(), **numbers}
-    table = pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
-    document = {name: value for name, value in reading.as_dict().items() if name not in CELLS}
+    table = pa.table(_columns(reading))
+    document = {name: value for name, value in reading.as_dict().items() if name not in ROWS[type(reading)]}
     table = table.replace_schema_metadata({"mainstem": json.dumps(finite(document), ensure_ascii=False)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return sink.getvalue().to_pybytes()
+
+
+def _columns(reading: Tabular) -> dict[str, Any]:
+    import pyarrow as pa
+
+    rows = list(reading.cells())
+    if isinstance(reading, CompositionReading):
+        return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    numbers = dict.fromkeys(("value", "effect", "low", "high"), pa.float64())
+    kinds = {"row": pa.string(), "column": pa.string(), **numbers}
+    return {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
