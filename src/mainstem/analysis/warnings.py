@@ -61,6 +61,21 @@ def sink_warnings(decomposition: Decomposition, values: Sequence[Scored], begins
     return found
 
 
+def sink_heads_warning(looks_first: Sequence[float]) -> list[Warning]:
+    """Heads that look at the first position whatever the text is, given the part of destinations at which each does."""
+    share = sum(part > SINK_SHARE for part in looks_first) / max(len(looks_first), 1)
+    if share <= 0.2:
+        return []
+    return [
+        Warning(
+            "sink",
+            f"{share:.0%} of the heads look most at the first position from more than half of the destinations; scores "
+            "and ranks with that attention left out stand beside the others.",
+            round(share, 4),
+        )
+    ]
+
+
 def tied_warning(decomposition: Decomposition) -> list[Warning]:
     """Tied embeddings: a token's own embedding reads as that token."""
     if not decomposition.moment.anatomy.tied:

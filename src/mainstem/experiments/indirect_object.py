@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mainstem.attributing import PatchPair
 from mainstem.causal.edits import Edit
+from mainstem.causal.head_controls import random_heads, same_layer_heads
 from mainstem.causal.metrics import Metric
 from mainstem.errors import UsageError
 from mainstem.experiments.indirect_object_claims import STRONG, Ablated, assemble, heads_by_effect, mean
@@ -119,24 +120,11 @@ def _ablate(
     generator = torch.Generator().manual_seed(model.seed)
     for _ in range(DRAWS if heads else 0):
         for name, drawn in (
-            ("random", _drawn(others, len(heads), generator)),
-            ("same layers", _alike(heads, others, generator)),
+            ("random", random_heads(others, len(heads), generator)),
+            ("same layers", same_layer_heads(heads, others, generator)),
         ):
             controls[name].append(mean(lost(drawn)[1:]))
     return Ablated(own[1:], own[0], controls)
-
-
-def _drawn(heads: Sequence[str], count: int, generator: torch.Generator) -> list[str]:
-    return [heads[int(i)] for i in torch.randperm(len(heads), generator=generator)[:count]]
-
-
-def _alike(heads: Sequence[str], others: Sequence[str], generator: torch.Generator) -> list[str]:
-    """For each head another one of its layer, as far as there are any."""
-    drawn: list[str] = []
-    for head in heads:
-        layer = head.rpartition("H")[0]
-        drawn += _drawn([one for one in others if one.rpartition("H")[0] == layer and one not in drawn], 1, generator)
-    return drawn
 
 
 def _estimates(model: "Model", pairs: Sequence[PromptPair]) -> dict[str, float]:
