@@ -125,6 +125,10 @@ class CompositionReading:
         plain = {name: _plain(value) for name, value in held.items()}
         return {"schema": "mainstem/composition/1", "command": "circuits", **plain}
 
+    def about(self) -> dict[str, Any]:
+        """The document without what stands in the cells."""
+        return {name: value for name, value in self.as_dict().items() if name not in ("pairs", "layers")}
+
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each pair whose writer and reader are in different layers, causal or not."""
         for kind, (table, without) in self.tables.items():

@@ -18,7 +18,8 @@ class HeadRow:
         head: its address.
         layer, index: where it is.
         score: its mean over examples: attention to what the behaviour looks at; for copying from -1 to 1.
-        control: the same on tokens that are not repeated, at the same positions; None where there is no such text.
+        control: the same on tokens that are not repeated, at the same positions; for copying the same for tokens that
+            are not attended to; None where there is none.
         excess: score - control; the score itself without one.
         without_sink: the score as a part of the attention that does not go to the first position.
         sink: the attention that does.
@@ -49,7 +50,7 @@ class BehaviourReading:
     """One behaviour on one kind of text, all heads in the order of their scores.
 
     Attributes:
-        name: `prefix`, `legacy`, `duplicate`, `previous`, `first` or `copying`.
+        name: `prefix`, `legacy`, `duplicate`, `previous`, `first`, `copying` or `copying-alone`.
         data: `random` (repeated random tokens) or `text`.
         threshold: how large the excess of a head that counts as found is.
         null: how many measures the pooled null has, its 0.95 and 1 quantiles.
@@ -128,7 +129,7 @@ class HeadsReading:
         text: the text: `windows`, `length`.
         heads: the addresses that are listed, of `count` in all.
         behaviours: what was measured.
-        looks_first: for each head the part of destinations that look most at the first position, on random tokens.
+        looks_first: by kind of text, for each head the part of destinations that look most at the first position.
         loss: the mean loss on the first and on later copies of random tokens, nats.
         in_context: the in-context-learning score; None where there is no text.
         ablations: heads taken out; empty if it was not asked for.
@@ -142,7 +143,7 @@ class HeadsReading:
     count: int
     heads: list[str]
     behaviours: list[BehaviourReading]
-    looks_first: dict[str, float]
+    looks_first: dict[str, dict[str, float]]
     loss: dict[str, float]
     in_context: InContext | None
     ablations: list[AblationRow] = field(default_factory=list)
@@ -157,6 +158,13 @@ class HeadsReading:
         return [
             {"behaviour": one.name, "data": one.data, **asdict(row)} for one in self.behaviours for row in one.heads
         ]
+
+    def about(self) -> dict[str, Any]:
+        """The document without the rows of `cells`."""
+        document = self.as_dict()
+        for one in document["behaviours"]:
+            del one["heads"]
+        return document
 
     def of(self, name: str, data: str = "random") -> BehaviourReading | None:
         """A behaviour on a kind of text; None if it was not measured."""

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 EXAMPLES = 10
 WINDOW = 128
 WINDOWS = 6
-THRESHOLDS = {"prefix": 0.3, "legacy": 0.3, "duplicate": 0.3, "previous": 0.3, "first": 0.5, "copying": 0.0}
-"""From which excess a head counts as found: of attention, or, for copying, half of what it raises."""
+THRESHOLD, SINK_THRESHOLD = 0.3, 0.5
+"""From which excess a head counts as found, and as a sink."""
 
 TAKEN_OUT = ("prefix", "previous")
 """The behaviours that matter on repeated tokens: what is lost without their heads."""
@@ -97,10 +97,14 @@ def read_heads(
     report("in-context learning ...")
     in_context = in_context_score(model, found["prefix"] if verify else [])
     losses = torch.stack([run.losses for run in runs["random"]]).mean(0)
-    looks = {str(head): _mean(run.looks_first[head] for run in runs["random"]) for head in known}
+    looks = {
+        data: {str(head): _mean(run.looks_first[head] for run in runs[data]) for head in known}
+        for data in ("random", "text")
+        if data in runs
+    }
     return HeadsReading(
         provenance=model.provenance(),
-        warnings=[one.as_dict() for one in warn.sink_heads_warning(list(looks.values()))],
+        warnings=[one.as_dict() for one in warn.sink_heads_warning(list(looks.get("text", looks["random"]).values()))],
         model=model.summary,
         tokens={
             "period": PERIOD,
@@ -172,9 +176,17 @@ def _behaviours(heads: Sequence[Unit], runs: dict[str, list[HeadRun]], data: str
         if not measures.isnan().any():
             made.append(_behaviour(name, data, heads, measures, control, sinks, _columns(probe, number)))
     if data == "random" and runs[data][0].copying:
-        measures = _means(heads, [run.copying for run in runs[data]])
-        made.append(_behaviour("copying", data, heads, measures, None, None, (0, range(1, measures.shape[1]))))
+        made.append(_copying("copying", heads, [run.copying for run in runs[data]]))
+        if all(head in runs[data][0].copying_alone for head in heads):
+            made.append(_copying("copying-alone", heads, [run.copying_alone for run in runs[data]]))
     return made
+
+
+def _copying(name: str, heads: Sequence[Unit], runs: Sequence[dict[Unit, Tensor]]) -> BehaviourReading:
+    """A copying score; its control is the head's own for other tokens."""
+    measures = _means(heads, runs)
+    others = measures[:, 1:].mean(1, keepdim=True).expand_as(measures)
+    return _behaviour(name, "random", heads, measures, others, None, (0, range(1, measures.shape[1])))
 
 
 def _columns(probe: str, number: int) -> tuple[int, list[int]]:
@@ -198,6 +210,7 @@ def _behaviour(
 ) -> BehaviourReading:
     """All heads' rows, ranked."""
     own, null = columns
+    threshold = SINK_THRESHOLD if name == "first" else THRESHOLD
     excess = measures if control is None else measures - control
     pool = excess[:, list(null)].flatten()
     p = p_values(excess[:, own], pool)
@@ -220,12 +233,12 @@ def _behaviour(
             q=float(q[i]),
             rank=ranks[i],
             rank_without_sink=None if seen_ranks is None else seen_ranks[i],
-            found=bool(q[i] <= RATE and excess[i, own] >= THRESHOLDS[name]),
+            found=bool(q[i] <= RATE and excess[i, own] >= threshold),
         )
         for i, head in enumerate(heads)
     ]
     summary = {"count": float(len(pool)), "q95": float(pool.quantile(0.95)), "largest": float(pool.max())}
-    return BehaviourReading(name, data, THRESHOLDS[name], summary, sorted(rows, key=lambda row: row.rank))
+    return BehaviourReading(name, data, threshold, summary, sorted(rows, key=lambda row: row.rank))
 
 
 def _ranks(scores: Float[Tensor, " unit"]) -> list[int]:

@@ -9,6 +9,9 @@ from typing import Any
 
 from mainstem.explanation import Provenance
 
+CELLS = ("values", "effects", "low", "high")
+"""What stands in the cells."""
+
 Table = list[list[float | None]]
 """A number for each row and column; None where there is no such unit."""
 
@@ -91,6 +94,10 @@ class PatchReading:
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
         return {"schema": "mainstem/patch/1", "command": "patch", **asdict(self)}
+
+    def about(self) -> dict[str, Any]:
+        """The document without what stands in the cells."""
+        return {name: value for name, value in self.as_dict().items() if name not in CELLS}
 
     def cells(self) -> list[dict[str, Any]]:
         """Every cell as a row of a table: names, the metric, the effect and its interval."""

@@ -32,6 +32,8 @@ class HeadRun:
         sinks: by probe, for each head its attention to the first position over the same destinations.
         looks_first: for each head the part of destinations that look most at the first position.
         copying: for each head its copying score and that of other tokens, where it was asked for.
+        copying_alone: the same for what the head would write if it looked at the attended token alone; not where
+            something comes between attention's result and the output matrix.
         losses: [pos - 1] minus the log-probability of each token but the first.
     """
 
@@ -39,7 +41,16 @@ class HeadRun:
     sinks: dict[str, dict[Unit, float]]
     looks_first: dict[Unit, float] = field(default_factory=dict)
     copying: dict[Unit, Float[Tensor, " measure"]] = field(default_factory=dict)
+    copying_alone: dict[Unit, Float[Tensor, " measure"]] = field(default_factory=dict)
     losses: Float[Tensor, " token"] = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Looked:
+    """What a head looks at most, as places among the copied positions, and its values there if its output is theirs."""
+
+    attended: Int[Tensor, " pos"]
+    values: Float[Tensor, "pos d_value"] | None
 
 
 def heads_of(anatomy: Anatomy) -> list[Unit]:
@@ -81,14 +92,14 @@ def head_run(
     now = Pass(1, len(ids))
     out = HeadRun({name: {} for name in probes}, {name: {} for name in probes})
     places = torch.tensor(list(copied), dtype=torch.long)
-    attended: dict[Unit, Tensor] = {}
+    looked: dict[Unit, _Looked] = {}
     taps: list[tuple[Site, Tap]] = []
     for _, core, owner in _cores(anatomy):
-        taps.append((core.site, _measuring(core, owner, probes, places, out, attended, now)))
+        taps.append((core.site, _measuring(core, owner, probes, places, out, looked, now)))
     if len(places):
         directions = _directions(anatomy, ids[places.to(ids.device)])
         for site, writes in _outputs(anatomy).items():
-            taps.append((site, _copying(writes, places, directions, out, attended, now)))
+            taps.append((site, _copying(writes, places, directions, out, looked, now)))
     with tapped(model, taps):
         logits = logits_of(model(input_ids=inputs.ids, **inputs.forward))[0]
     out.losses = losses(logits, ids)
@@ -123,7 +134,7 @@ def _outputs(anatomy: Anatomy) -> dict[Site, list[Write]]:
 
 
 def _measuring(
-    core: AttentionCore, owner: Unit, probes: dict[str, Probe], places: Tensor, out: HeadRun, attended: dict, now: Pass
+    core: AttentionCore, owner: Unit, probes: dict[str, Probe], places: Tensor, out: HeadRun, looked: dict[Unit, _Looked], now: Pass
 ) -> Tap:
     def tap(leaves) -> None:
         operands = received(core, leaves, now.batch, now.positions)
@@ -133,7 +144,8 @@ def _measuring(
                 out.measures[name][unit], out.sinks[name][unit] = probe(pattern)
             out.looks_first[unit] = looks_first(pattern)
             if len(places):
-                attended[unit] = pattern[places][:, places].argmax(-1)
+                values = operands.of("value", 0, head, core.n_heads)[places.to(operands.value.device)]
+                looked[unit] = _Looked(pattern[places][:, places].argmax(-1), None if core.steps else values)
 
     return tap
 
@@ -150,7 +162,7 @@ def _directions(anatomy: Anatomy, tokens: Int[Tensor, " token"]) -> Float[Tensor
 
 
 def _copying(
-    writes: list[Write], places: Tensor, directions: Tensor, out: HeadRun, attended: dict, now: Pass
+    writes: list[Write], places: Tensor, directions: Tensor, out: HeadRun, looked: dict[Unit, _Looked], now: Pass
 ) -> Tap:
     site = writes[0].source
     assert site is not None
@@ -161,8 +173,16 @@ def _copying(
             assert write.attention is not None and write.projection is not None
             for unit, channels in zip(_units(write.attention, write.unit), write.attention.channels, strict=True):
                 columns = write.projection.columns(channels.to(read.device)).double()
-                logits = read[:, channels.to(read.device)].double() @ (directions.to(columns) @ columns).T
-                logits = logits.cpu()
-                out.copying[unit] = copied_share(logits[:, :-1], logits[:, -1], attended[unit])
+                reading = (directions.to(columns) @ columns).T
+                own = looked[unit]
+                out.copying[unit] = _copied(read[:, channels.to(read.device)].double() @ reading, own.attended)
+                if own.values is not None:
+                    alone = own.values.double() @ reading
+                    out.copying_alone[unit] = _copied(alone, torch.arange(len(alone)))
 
     return tap
+
+
+def _copied(logits: Float[Tensor, "pos direction"], attended: Int[Tensor, " pos"]) -> Float[Tensor, " measure"]:
+    """The copying score from logits of the tokens and, last, of the mean."""
+    return copied_share(logits[:, :-1].cpu(), logits[:, -1].cpu(), attended)

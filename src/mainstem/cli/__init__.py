@@ -1,4 +1,4 @@
-"""The command line: `mainstem explain`, `anatomy`, `lens`, `steer`, `patch`, `reproduce`.
+"""The command line: `mainstem explain`, `anatomy`, `lens`, `steer`, `patch`, `heads`, `reproduce`.
 
 A command parses, calls the session, and hands a plain result to `mainstem.report`; it computes nothing. Exit status:
 0 done, 1 a refusal or failure that is explained, 2 wrong usage, 130 interrupted, 141 nobody reads the output any more.
@@ -26,6 +26,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `mainstem`; by default those of the process.
     """
     try:
+        import mainstem.cli.heads  # noqa: F401 (its command is registered)
         from mainstem.cli.app import app
 
         app(args=None if arguments is None else list(arguments), prog_name="mainstem")

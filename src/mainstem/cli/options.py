@@ -23,7 +23,7 @@ NORMS = ("frozen", "recompute")
 KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 PLACES = ("last", "all")
-EXPERIMENTS = ("indirect-object", "knowledge", "paris")
+EXPERIMENTS = ("indirect-object", "induction-in-the-wild", "knowledge", "paris")
 METRICS = ("logit-difference", "probability", "log-probability", "kl")
 GRIDS = ("resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons")
 DIRECTIONS = ("denoising", "noising")
@@ -32,7 +32,7 @@ COMPOSITIONS = ("q", "k", "v", "mlp")
 WRITERS = ("heads", "mlps")
 ABLATED = {"ffn": 25, "attention": 75}
 
-TABULAR = ("patch", "circuits")
+TABULAR = ("circuits", "heads", "patch")
 """The commands whose results are rows that Parquet can hold."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}

@@ -10,10 +10,8 @@ import tempfile
 from pathlib import Path
 
 from mainstem.cli.options import TABULAR, Common, choice, formats
-from mainstem.composition_description import CompositionReading
 from mainstem.errors import MainstemError, UsageError
-from mainstem.patch_description import PatchReading
-from mainstem.report import Document, as_html, as_json, as_text, print_tables
+from mainstem.report import Document, TabularDocument, as_html, as_json, as_text, print_tables
 
 FILE_WIDTH = 100
 
@@ -67,7 +65,7 @@ def write(result: Document, common: Common) -> None:
     if form == "table" and out is None:
         write_stdout(_for_terminal(result))
         return
-    if form == "parquet" and isinstance(result, PatchReading | CompositionReading) and out is not None:
+    if form == "parquet" and isinstance(result, TabularDocument) and out is not None:
         from mainstem.report.parquet import as_parquet
 
         write_file(as_parquet(result), out.expanduser())

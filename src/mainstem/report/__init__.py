@@ -8,13 +8,15 @@
     patch     PatchReading        ->  patch_terminal      patch_page        parquet
     any       PromptSetReading    ->  set_terminal        set_page          (many prompts)
     circuits  CompositionReading  ->  composition_terminal composition_page parquet
+    heads     HeadsReading        ->  heads_terminal      heads_page        parquet
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
 
 import json
+from collections.abc import Iterable
 from io import StringIO
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 
@@ -23,6 +25,7 @@ from mainstem.description import AnatomyDescription, LensReading
 from mainstem.experiments.outcome import Experiment
 from mainstem.explanation import Explanation
 from mainstem.generation import Compared
+from mainstem.head_description import HeadsReading
 from mainstem.patch_description import PatchReading
 from mainstem.prompt_set_description import PromptSetReading
 from mainstem.report.text import finite
@@ -33,6 +36,19 @@ class Document(Protocol):
 
     def as_dict(self) -> dict:
         """The document."""
+        ...
+
+
+@runtime_checkable
+class TabularDocument(Document, Protocol):
+    """A result that is a table, too."""
+
+    def cells(self) -> Iterable[dict[str, Any]]:
+        """Its rows, all with the same names."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """The document without what stands in the rows."""
         ...
 
 
@@ -76,6 +92,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.composition_terminal import print_composition
 
         print_composition(console, result)
+    elif isinstance(result, HeadsReading):
+        from mainstem.report.heads_terminal import print_heads
+
+        print_heads(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -127,4 +147,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.composition_page import composition_page
 
         return composition_page(result)
+    if isinstance(result, HeadsReading):
+        from mainstem.report.heads_page import heads_page
+
+        return heads_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")

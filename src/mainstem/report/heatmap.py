@@ -23,6 +23,8 @@ def heatmap(
     text: Callable[[float | None], str],
     title: Callable[[int, int], str],
     label: str,
+    full_width: int = WIDTH,
+    signed: bool = True,
 ) -> str:
     """A figure.
 
@@ -34,9 +36,11 @@ def heatmap(
         text: a cell's number as it is written into it.
         title: what is said when a cell is pointed at.
         label: what the drawing is, for those who do not see it.
+        full_width: of the drawing.
+        signed: whether there may be negative effects.
     """
     names = CHARACTER * max(len(row) for row in rows) + 14
-    width = min((WIDTH - names - 60) / max(len(columns), 1), WIDEST)
+    width = min((full_width - names - 60) / max(len(columns), 1), WIDEST)
     height = min(TALLEST, max(width, 14.0))
     heads = [shortened(column, 18) for column in columns]
     slanted = any(CHARACTER * len(head) > width - 4 for head in heads)
@@ -53,9 +57,9 @@ def heatmap(
                 number = text(effect) if width >= NUMBERS_FROM else ""
                 parts.append(_cell(effect, full, names + width * j, y, width, height, number, title(i, j)))
     bottom = top + height * len(rows)
-    parts.append(_scale(full, text, names, bottom + 22))
+    parts.append(_scale(full, text, names, bottom + 22, signed))
     return (
-        f'<figure><svg class="heat" viewBox="0 0 {WIDTH} {bottom + 62:.0f}" role="img" aria-label="{esc(label)}">'
+        f'<figure><svg class="heat" viewBox="0 0 {full_width} {bottom + 62:.0f}" role="img" aria-label="{esc(label)}">'
         f"<title>{esc(label)}</title>{''.join(parts)}</svg></figure>"
     )
 
@@ -84,21 +88,22 @@ def _cell(effect: float, full: float, x: float, y: float, width: float, height: 
     )
 
 
-def _scale(full: float, text: Callable[[float | None], str], x: float, y: float) -> str:
+def _scale(full: float, text: Callable[[float | None], str], x: float, y: float, signed: bool) -> str:
     """The colours from the largest against to the largest for, with their numbers."""
     steps, width = 20, 12.0
     parts = []
-    for i in range(-steps, steps + 1):
+    least = -steps if signed else 0
+    for i in range(least, steps + 1):
         css = "band-for" if i > 0 else "band-against"
-        place = x + width * (i + steps)
+        place = x + width * (i - least)
         parts.append(
             f'<rect class="{css}" x="{place:.1f}" y="{y:.1f}" width="{width:.1f}" height="10" '
             f'fill-opacity="{abs(i) / steps:.3f}"/>'
         )
-    ends = ((0, text(-full)), (steps, "0"), (2 * steps, text(full)))
+    ends = ((-steps, text(-full)), (0, "0"), (steps, text(full))) if signed else ((0, text(0.0)), (steps, text(full)))
     for i, word in ends:
         parts.append(
-            f'<text class="small" x="{x + width * (i + 0.5):.1f}" y="{y + 26:.1f}" text-anchor="middle">'
+            f'<text class="small" x="{x + width * (i - least + 0.5):.1f}" y="{y + 26:.1f}" text-anchor="middle">'
             f"{esc(word)}</text>"
         )
     return "".join(parts)

@@ -1,26 +1,17 @@
-"""A result of many rows as a Parquet file: a patching sweep's cells, compositions of all pairs.
-
-The rest of the document is in the schema's metadata.
+"""A table of results as a Parquet file: its rows, and the rest of the document in the schema's metadata.
 
 pyarrow is an extra (`pip install mainstem[parquet]`), because it is larger than all of Mainstem's own code.
 """
 
 import importlib.util
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
-from mainstem.composition_description import CompositionReading
 from mainstem.errors import UsageError
-from mainstem.patch_description import PatchReading
 from mainstem.report.text import finite
 
-Tabular = PatchReading | CompositionReading
-ROWS = {
-    PatchReading: ("values", "effects", "low", "high"),
-    CompositionReading: ("pairs", "layers"),
-}
-"""What of a document stands in the rows, and so not in the metadata."""
-
+if TYPE_CHECKING:
+    from mainstem.report import TabularDocument
 
 def require_pyarrow() -> None:
     """Refuses to promise a file that cannot be written.
@@ -36,7 +27,7 @@ def require_pyarrow() -> None:
         )
 
 
-def as_parquet(reading: Tabular) -> bytes:
+def as_parquet(result: "TabularDocument") -> bytes:
     """The file's bytes.
 
     Raises:
@@ -46,20 +37,15 @@ def as_parquet(reading: Tabular) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table(_columns(reading))
-    document = {name: value for name, value in reading.as_dict().items() if name not in ROWS[type(reading)]}
-    table = table.replace_schema_metadata({"mainstem": json.dumps(finite(document), ensure_ascii=False)})
+    rows = list(result.cells())
+    kinds = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    columns = {}
+    for name in rows[0] if rows else ():
+        found = {type(row[name]) for row in rows} - {type(None)}
+        kind = kinds[next(iter(found))] if len(found) == 1 else pa.float64()
+        columns[name] = pa.array([row[name] for row in rows], kind)
+    about = json.dumps(finite(result.about()), ensure_ascii=False)
+    table = pa.table(columns).replace_schema_metadata({"mainstem": about})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return sink.getvalue().to_pybytes()
-
-
-def _columns(reading: Tabular) -> dict[str, Any]:
-    import pyarrow as pa
-
-    rows = list(reading.cells())
-    if isinstance(reading, CompositionReading):
-        return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    numbers = dict.fromkeys(("value", "effect", "low", "high"), pa.float64())
-    kinds = {"row": pa.string(), "column": pa.string(), **numbers}
-    return {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
