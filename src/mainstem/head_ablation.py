@@ -62,7 +62,9 @@ def take_out(
     rows = []
     for method in methods:
         report(f"without the heads found for {behaviour}: {method} ...")
-        own, *drawn = (_halves(model, texts, _edits(one, method, reference, model.seed)) - plain for one in (heads, *sets))
+        own, *drawn = (
+            _halves(model, texts, _edits(one, method, reference, model.seed)) - plain for one in (heads, *sets)
+        )
         first, repeated = torch.stack(drawn).T.tolist()
         size = sum(map(abs, repeated)) / len(repeated)
         control = Control(sets, repeated, first)

@@ -166,6 +166,6 @@ class HeadsReading:
             del one["heads"]
         return document
 
-    def of(self, name: str, data: str = "random") -> BehaviourReading | None:
-        """A behaviour on a kind of text; None if it was not measured."""
-        return next((one for one in self.behaviours if (one.name, one.data) == (name, data)), None)
+    def get(self, name: str, data: str = "random") -> BehaviourReading:
+        """A behaviour that was measured on a kind of text."""
+        return next(one for one in self.behaviours if (one.name, one.data) == (name, data))

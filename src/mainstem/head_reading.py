@@ -118,7 +118,7 @@ def read_heads(
         heads=listed,
         behaviours=behaviours,
         looks_first=looks,
-        loss={"first": float(losses[: PERIOD].mean()), "repeated": float(losses[PERIOD + 1 :].mean())},
+        loss={"first": float(losses[:PERIOD].mean()), "repeated": float(losses[PERIOD + 1 :].mean())},
         in_context=in_context,
         ablations=ablations,
         notes=_notes(model, tokens, verify, found),
@@ -129,9 +129,7 @@ def _listed(heads: Sequence[str], known: Sequence[Unit]) -> list[str]:
     wanted = [Unit.parse(head) if isinstance(head, str) else head for head in heads]
     for head in wanted:
         if head not in known:
-            raise UnitError(
-                f"The model has no head {head}", None, f"Its heads go from {known[0]} to {known[-1]}."
-            )
+            raise UnitError(f"The model has no head {head}", None, f"Its heads go from {known[0]} to {known[-1]}.")
     return [str(head) for head in dict.fromkeys(wanted or known)]
 
 
@@ -139,7 +137,9 @@ def _require_context(model: "Model") -> None:
     limit, needed = context_length(model.module), 1 + REPEATS * PERIOD
     if limit is not None and limit < needed:
         raise PromptError(
-            f"Random repeated tokens are {needed} tokens, and the model's context is {limit}", None, "Take another model."
+            f"Random repeated tokens are {needed} tokens, and the model's context is {limit}",
+            None,
+            "Take another model.",
         )
 
 
@@ -257,7 +257,9 @@ def _mean(values) -> float:
 
 
 def _notes(model: "Model", tokens: RandomTokens, verify: bool, found: dict[str, list[str]]) -> list[str]:
-    notes = [f"{unit}: its heads cannot be told apart, {reason}" for unit, reason in model.anatomy.refusals("heads").items()]
+    notes = [
+        f"{unit}: its heads cannot be told apart, {reason}" for unit, reason in model.anatomy.refusals("heads").items()
+    ]
     if tokens.first is None:
         notes.append("The model has no beginning-of-sequence token: a random token stands first, and is left out.")
     if model.tokenizer is None:

@@ -41,6 +41,8 @@ from mainstem.explanation import Explanation, Provenance
 from mainstem.following_paths import patch_paths
 from mainstem.generating import compare, generate
 from mainstem.generation import Compared, Generated
+from mainstem.head_description import HeadsReading
+from mainstem.head_reading import read_heads
 from mainstem.knocking_out import knock_out_attention
 from mainstem.lab.pairs import Encoder
 from mainstem.learning_subspaces import learn_subspace
@@ -368,6 +370,10 @@ class Model:
     def weights_check(self) -> Check:
         """The certificate of `weights`: some sublayers rebuilt from a run (see `mainstem.weights_checking`)."""
         return weights_certificate(self, probe_ids(self.module)[0, :LABEL_POSITIONS].tolist())
+
+    def heads(self, *addresses: str, **options: Any) -> HeadsReading:
+        """What every head does, by behaviour; see `mainstem.head_reading.read_heads` for the options."""
+        return read_heads(self, addresses, **options)
 
     def composition(self, kinds: Sequence[str] = ("q", "k", "v"), **options: Any) -> CompositionReading:
         """Who reads what whom wrote, from the weights; see `mainstem.composing.composition` for the options."""

@@ -11,8 +11,8 @@ its null: as many sources at other offsets, of which none means anything.
     back     sources so many tokens back; 1 is a previous-token head
     first    single sources, counted from the beginning; 0 is a sink
 
-Position 0 is left out of copies and of sources in `copies` and `back`: it holds a beginning-of-sequence token, or, where
-a model has none, the token that became its sink. Sources are before their destination.
+Position 0 is left out of copies and of sources in `copies` and `back`: it holds a beginning-of-sequence token, or,
+where a model has none, the token that became its sink. Sources are before their destination.
 
 Cost: a product of 25 weights with each pattern.
 """
@@ -30,7 +30,9 @@ BEHAVIOURS = {"prefix": ("copies", 1), "legacy": ("copies", -1), "duplicate": ("
               "first": ("first", 0)}  # fmt: skip
 """Each behaviour's probe, and the measure that is the behaviour itself."""
 
-NAMED = {probe: {number for own, number in BEHAVIOURS.values() if own == probe} for probe in ("copies", "back", "first")}
+NAMED = {
+    probe: {number for own, number in BEHAVIOURS.values() if own == probe} for probe in ("copies", "back", "first")
+}
 """The measures of each probe that a behaviour is about, and that are in no null."""
 
 
@@ -79,7 +81,7 @@ def _copies(ids: Int[Tensor, " pos"]) -> Bool[Tensor, "pos source"]:
 
 
 def _moved(sources: Bool[Tensor, "pos source"], offset: int) -> Bool[Tensor, "pos source"]:
-    """The sources at an offset from the given ones, as far as they are between the first position and the destination."""
+    """The sources at an offset from the given ones, after the first position and before the destination."""
     moved = sources.roll(offset, 1)
     places = torch.arange(len(sources))
     from_inside = (places - offset >= 0) & (places - offset < len(sources)) & (places >= 1)
@@ -102,8 +104,8 @@ def copied_share(
 ) -> Float[Tensor, " measure"]:
     """The copying score of one head on different tokens, and its null, the same for other tokens.
 
-    A head's write at each destination is read as logits of the tokens of the text alone; what is above the mean logit of
-    the vocabulary is raised. The score is the part of what is raised that is raised for the attended token, from -1
+    A head's write at each destination is read as logits of the tokens of the text alone; what is above the mean logit
+    of the vocabulary is raised. The score is the part of what is raised that is raised for the attended token, from -1
     (none) to 1 (all), a mean over destinations; where nothing is raised it is -1. (Olsson et al. 2022, appendix.)
 
     Args:

@@ -134,7 +134,13 @@ def _outputs(anatomy: Anatomy) -> dict[Site, list[Write]]:
 
 
 def _measuring(
-    core: AttentionCore, owner: Unit, probes: dict[str, Probe], places: Tensor, out: HeadRun, looked: dict[Unit, _Looked], now: Pass
+    core: AttentionCore,
+    owner: Unit,
+    probes: dict[str, Probe],
+    places: Tensor,
+    out: HeadRun,
+    looked: dict[Unit, _Looked],
+    now: Pass,
 ) -> Tap:
     def tap(leaves) -> None:
         operands = received(core, leaves, now.batch, now.positions)

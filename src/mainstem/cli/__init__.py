@@ -26,7 +26,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `mainstem`; by default those of the process.
     """
     try:
-        import mainstem.cli.heads  # noqa: F401 (its command is registered)
         from mainstem.cli.app import app
 
         app(args=None if arguments is None else list(arguments), prog_name="mainstem")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mainstem.cli.app import command
+from mainstem.cli.command import command
 from mainstem.cli.running import Run
 
 
@@ -28,6 +28,4 @@ def heads(
         Unit.parse(address)
     model = run.open()
     with run.step("Measuring ..."):
-        from mainstem.head_reading import read_heads
-
-        return read_heads(model, head or (), examples, verify, draws, run.report)
+        return model.heads(*(head or ()), examples=examples, verify=verify, draws=draws, report=run.report)

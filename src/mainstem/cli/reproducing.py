@@ -34,6 +34,10 @@ def reproduce(
             from mainstem.experiments import indirect_object
 
             return indirect_object.run(model, quick, run.report)
+        if experiment == "induction-in-the-wild":
+            from mainstem.experiments import induction
+
+            return induction.run(model, quick, run.report)
         from mainstem.experiments import knowledge
 
         return knowledge.run(model, quick, prompts, run.report)

@@ -26,7 +26,7 @@ def heads_page(r: HeadsReading) -> str:
         p.model_line("heads", r.model, r.provenance),
         "<h1>What each head looks at</h1>",
         f"<p>{p.esc(random_text(r))}.</p>",
-        f"<p>{p.esc(sinks_text(r))}.</p>",
+        f"<p>{p.esc(sinks_text(r).capitalize())}.</p>",
         _facts(r),
         *(_behaviour(r, name) for name in dict.fromkeys(one.name for one in r.behaviours)),
         _ablations(r),
@@ -102,7 +102,14 @@ def _row(row: HeadRow, control: bool, sink: bool, seen: bool) -> str:
 def _ablations(r: HeadsReading) -> str:
     if not r.ablations:
         return ""
-    heads = [("heads of", ""), ("by", ""), ("repeated", "num"), ("first copy", "num"), ("random heads", "num"), ("", "")]
+    heads = [
+        ("heads of", ""),
+        ("by", ""),
+        ("repeated", "num"),
+        ("first copy", "num"),
+        ("random heads", "num"),
+        ("", ""),
+    ]
     lines = []
     for row in r.ablations:
         control = row.control.repeated
@@ -118,7 +125,7 @@ def _ablations(r: HeadsReading) -> str:
             )
         )
     caption = (
-        "by how many nats the loss of a token rises on the second copy of random tokens, and on the first; random heads: "
-        "as many of the same layers, the least and the most over draws, on the second copy"
+        "by how many nats the loss of a token rises on the second copy of random tokens, and on the first; random "
+        "heads: as many of the same layers, the least and the most over draws, on the second copy"
     )
     return p.section("Heads taken out together", p.esc(caption), p.table(heads, lines, "prose"))

@@ -13,6 +13,7 @@ from mainstem.report.text import finite
 if TYPE_CHECKING:
     from mainstem.report import TabularDocument
 
+
 def require_pyarrow() -> None:
     """Refuses to promise a file that cannot be written.
 
