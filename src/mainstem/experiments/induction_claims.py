@@ -127,7 +127,8 @@ def there(r: HeadsReading) -> Claim:
         f"{sure} of {r.count} heads have a prefix-matching score of 0.3 or more above the control: {named or 'none'}; "
         f"at the published wording's offset, before the copy, the largest is {legacy.heads[0].score:.2f}",
         f"the same heads on unrepeated tokens: at most {max((row.control or 0.0 for row in found), default=0.0):.2f}; "
-        f"at 22 other offsets, all heads: 95 % below {prefix.null['q95']:.2f}, the largest {prefix.null['largest']:.2f}",
+        f"at 22 other offsets, all heads: 95 % below {prefix.null['q95']:.2f}, the largest "
+        f"{prefix.null['largest']:.2f}",
         finding(sure >= SEVERAL, sure > 0),
         {"heads": prefix.found(), "largest": prefix.heads[0].score},
     )
