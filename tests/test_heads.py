@@ -269,6 +269,20 @@ def test_listing_some_heads_keeps_their_ranks(planted, reading):
     assert "L0H3" in text and "L0H2" not in text
 
 
+# --- the default model ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_induction_heads_of_the_default_model(demo_model):
+    found = demo_model.heads(examples=3)
+    prefix = found.get("prefix")
+    assert len(prefix.found()) >= 8 and prefix.heads[0].score > 0.8 and prefix.null["q95"] < 0.05
+    assert found.get("legacy").found() == [] and "L16H0" in found.get("previous", "text").found()
+    assert found.loss["repeated"] < 0.25 * found.loss["first"]
+    assert found.in_context is not None and found.in_context.high < 0
+    assert [warning["code"] for warning in found.warnings] == ["sink"]
+
+
 # --- documents --------------------------------------------------------------------------------------------
 
 

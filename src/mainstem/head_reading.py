@@ -13,7 +13,7 @@ each method.
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -78,51 +78,67 @@ def read_heads(
     listed = _listed(heads, known)
     tokens = RandomTokens.of(model.encoder)
     _require_context(model)
+    runs = _all_runs(model, tokens, examples, report)
+    behaviours = [one for data in ("random", "text") if data in runs for one in _behaviours(known, runs, data)]
+    found = {one.name: one.found() for one in behaviours if one.data == _primary(one.name, runs)}
+    ablations = []
+    for name in TAKEN_OUT if verify else ():
+        ablations += take_out(model, name, found[name], [str(head) for head in known], tokens, draws, report)
+    report("in-context learning ...")
+    looks = _looks_first(known, runs)
+    return HeadsReading(
+        provenance=model.provenance(),
+        warnings=[one.as_dict() for one in warn.sink_heads_warning(list(looks.get("text", looks["random"]).values()))],
+        model=model.summary,
+        tokens=_about_tokens(model, tokens, examples),
+        text={"windows": len(runs.get("text", [])), "length": _length(runs.get("text", []))},
+        count=len(known),
+        heads=listed,
+        behaviours=behaviours,
+        looks_first=looks,
+        loss=_loss(runs["random"]),
+        in_context=in_context_score(model, found["prefix"] if verify else []),
+        ablations=ablations,
+        notes=_notes(model, tokens, verify, found),
+    )
+
+
+def _all_runs(model: "Model", tokens: RandomTokens, examples: int, report: Report) -> dict[str, list[HeadRun]]:
+    """Runs on repeated tokens, on tokens that are not repeated, measured at the same places, and on text."""
     report("random repeated tokens ...")
     rng = random.Random(model.seed)
     repeated = [tokens.text(rng) for _ in range(examples)]
     control = [tokens.text(rng, repeated=False) for _ in range(examples)]
     runs = {"random": _runs(model, repeated, repeated, copying=True), "control": _runs(model, control, repeated)}
-    windows = text_windows(model, tokens.first)
-    if windows:
+    if windows := text_windows(model, tokens.first):
         report("text ...")
         runs["text"] = _runs(model, windows, windows)
-    behaviours = [one for data in ("random", "text") if data in runs for one in _behaviours(known, runs, data)]
-    found = {one.name: one.found() for one in behaviours if one.data == _primary(one.name, runs)}
-    addresses = [str(head) for head in known]
-    ablations = []
-    if verify:
-        for name in TAKEN_OUT:
-            ablations += take_out(model, name, found.get(name, []), addresses, tokens, draws, report)
-    report("in-context learning ...")
-    in_context = in_context_score(model, found["prefix"] if verify else [])
-    losses = torch.stack([run.losses for run in runs["random"]]).mean(0)
-    looks = {
-        data: {str(head): _mean(run.looks_first[head] for run in runs[data]) for head in known}
+    return runs
+
+
+def _about_tokens(model: "Model", tokens: RandomTokens, examples: int) -> dict[str, Any]:
+    first = None if tokens.first is None else model.token(tokens.first)
+    about = {"period": PERIOD, "repeats": REPEATS, "examples": examples}
+    return {**about, "first": first, "pool": len(tokens.pool)}
+
+
+def _length(runs: Sequence[HeadRun]) -> int:
+    """How many tokens each window has."""
+    return len(runs[0].losses) + 1 if runs else 0
+
+
+def _looks_first(heads: Sequence[Unit], runs: dict[str, list[HeadRun]]) -> dict[str, dict[str, float]]:
+    return {
+        data: {str(head): _mean(run.looks_first[head] for run in runs[data]) for head in heads}
         for data in ("random", "text")
         if data in runs
     }
-    return HeadsReading(
-        provenance=model.provenance(),
-        warnings=[one.as_dict() for one in warn.sink_heads_warning(list(looks.get("text", looks["random"]).values()))],
-        model=model.summary,
-        tokens={
-            "period": PERIOD,
-            "repeats": REPEATS,
-            "examples": examples,
-            "first": None if tokens.first is None else model.token(tokens.first),
-            "pool": len(tokens.pool),
-        },
-        text={"windows": len(windows), "length": len(windows[0]) if windows else 0},
-        count=len(known),
-        heads=listed,
-        behaviours=behaviours,
-        looks_first=looks,
-        loss={"first": float(losses[:PERIOD].mean()), "repeated": float(losses[PERIOD + 1 :].mean())},
-        in_context=in_context,
-        ablations=ablations,
-        notes=_notes(model, tokens, verify, found),
-    )
+
+
+def _loss(runs: Sequence[HeadRun]) -> dict[str, float]:
+    """The mean loss on the first copy, and on later ones but for the second's first token, which nothing announces."""
+    losses = torch.stack([run.losses for run in runs]).mean(0)
+    return {"first": float(losses[:PERIOD].mean()), "repeated": float(losses[PERIOD + 1 :].mean())}
 
 
 def _listed(heads: Sequence[str], known: Sequence[Unit]) -> list[str]:

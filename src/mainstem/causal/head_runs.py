@@ -63,7 +63,7 @@ def heads_of(anatomy: Anatomy) -> list[Unit]:
         raise LevelRefusedError(
             "No behaviours of heads", reason="attention is not causal, so no token is predicted from those before it"
         )
-    found = [unit for _, core, owner in _cores(anatomy) for unit in _units(core, owner)]
+    found = [unit for core, owner in _cores(anatomy) for unit in _units(core, owner)]
     if not found:
         reasons = set(anatomy.refusals("heads").values())
         reason = reasons.pop() if len(reasons) == 1 else "the model has no attention that can be taken apart"
@@ -94,7 +94,7 @@ def head_run(
     places = torch.tensor(list(copied), dtype=torch.long)
     looked: dict[Unit, _Looked] = {}
     taps: list[tuple[Site, Tap]] = []
-    for _, core, owner in _cores(anatomy):
+    for core, owner in _cores(anatomy):
         taps.append((core.site, _measuring(core, owner, probes, places, out, looked, now)))
     if len(places):
         directions = _directions(anatomy, ids[places.to(ids.device)])
@@ -111,13 +111,13 @@ def losses(logits: Float[Tensor, "pos d_vocab"], ids: Int[Tensor, " pos"]) -> Fl
     return -logits[:-1].float().log_softmax(-1).gather(1, ids[1:, None].to(logits.device))[:, 0].double().cpu()
 
 
-def _cores(anatomy: Anatomy) -> Iterator[tuple[int, AttentionCore, Unit]]:
+def _cores(anatomy: Anatomy) -> Iterator[tuple[AttentionCore, Unit]]:
     """Each attention once, with the first write behind it."""
     seen: set[Site] = set()
-    for i, write in enumerate(anatomy.writes):
+    for write in anatomy.writes:
         if write.attention is not None and write.attention.site not in seen:
             seen.add(write.attention.site)
-            yield i, write.attention, write.unit
+            yield write.attention, write.unit
 
 
 def _units(core: AttentionCore, owner: Unit) -> list[Unit]:

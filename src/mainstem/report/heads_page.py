@@ -72,8 +72,9 @@ def _map(one: BehaviourReading) -> str:
         return "·" if abs(score - lowest) < SMALLEST else f"{score:.2f}".replace("0.", ".", 1).replace("-", "−")
 
     names = [f"H{index}" for index in columns]
+    least = plain(lowest) if lowest else "0"
     label = f"{TITLES[one.name]} of each head on {TEXTS[one.data]}, layers by heads"
-    return heatmap([f"L{layer}" for layer in layers], names, values, 1.0, number, said, label, MAP_WIDTH, False)
+    return heatmap([f"L{layer}" for layer in layers], names, values, 1.0, number, said, label, MAP_WIDTH, least)
 
 
 def _table(r: HeadsReading, one: BehaviourReading) -> str:

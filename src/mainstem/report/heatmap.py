@@ -24,7 +24,7 @@ def heatmap(
     title: Callable[[int, int], str],
     label: str,
     full_width: int = WIDTH,
-    signed: bool = True,
+    least: str | None = None,
 ) -> str:
     """A figure.
 
@@ -37,7 +37,7 @@ def heatmap(
         title: what is said when a cell is pointed at.
         label: what the drawing is, for those who do not see it.
         full_width: of the drawing.
-        signed: whether there may be negative effects.
+        least: what nothing is, where no effect is negative; None where there are both signs.
     """
     names = CHARACTER * max(len(row) for row in rows) + 14
     width = min((full_width - names - 60) / max(len(columns), 1), WIDEST)
@@ -57,7 +57,7 @@ def heatmap(
                 number = text(effect) if width >= NUMBERS_FROM else ""
                 parts.append(_cell(effect, full, names + width * j, y, width, height, number, title(i, j)))
     bottom = top + height * len(rows)
-    parts.append(_scale(full, text, names, bottom + 22, signed))
+    parts.append(_scale(full, text, names, bottom + 22, least))
     return (
         f'<figure><svg class="heat" viewBox="0 0 {full_width} {bottom + 62:.0f}" role="img" aria-label="{esc(label)}">'
         f"<title>{esc(label)}</title>{''.join(parts)}</svg></figure>"
@@ -88,22 +88,22 @@ def _cell(effect: float, full: float, x: float, y: float, width: float, height: 
     )
 
 
-def _scale(full: float, text: Callable[[float | None], str], x: float, y: float, signed: bool) -> str:
+def _scale(full: float, text: Callable[[float | None], str], x: float, y: float, least: str | None) -> str:
     """The colours from the largest against to the largest for, with their numbers."""
     steps, width = 20, 12.0
     parts = []
-    least = -steps if signed else 0
-    for i in range(least, steps + 1):
+    first = -steps if least is None else 0
+    for i in range(first, steps + 1):
         css = "band-for" if i > 0 else "band-against"
-        place = x + width * (i - least)
+        place = x + width * (i - first)
         parts.append(
             f'<rect class="{css}" x="{place:.1f}" y="{y:.1f}" width="{width:.1f}" height="10" '
             f'fill-opacity="{abs(i) / steps:.3f}"/>'
         )
-    ends = ((-steps, text(-full)), (0, "0"), (steps, text(full))) if signed else ((0, text(0.0)), (steps, text(full)))
-    for i, word in ends:
+    ends = [(-steps, text(-full)), (0, "0")] if least is None else [(0, least)]
+    for i, word in [*ends, (steps, text(full))]:
         parts.append(
-            f'<text class="small" x="{x + width * (i - least + 0.5):.1f}" y="{y + 26:.1f}" text-anchor="middle">'
+            f'<text class="small" x="{x + width * (i - first + 0.5):.1f}" y="{y + 26:.1f}" text-anchor="middle">'
             f"{esc(word)}</text>"
         )
     return "".join(parts)
