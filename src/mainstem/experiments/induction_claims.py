@@ -143,7 +143,8 @@ def taken_out(rows: Sequence[AblationRow]) -> Claim:
     beyond = bool(rows) and all(row.repeated > max(row.control.repeated) for row in rows)
     mean = ratios.get("mean") or 0.0
     return Claim(
-        "With them at their means the loss on repeated tokens rises, ten times more than with random heads of their layers.",
+        "With them at their means the loss on repeated tokens rises, ten times more than with random heads of "
+        "their layers.",
         OLSSON,
         "their knock-out removes most of in-context learning in small models",
         "; ".join(
