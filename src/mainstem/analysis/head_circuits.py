@@ -71,13 +71,8 @@ class HeadCircuits:
         qk, ov = self.qk, self.ov
         return VocabularyTable(qk.rows / qk.size, qk.columns), VocabularyTable(ov.rows / ov.size, ov.columns)
 
-    def copied(self, top: int = 10) -> float:
-        """The part of tokens that, as a source, are among the `top` outputs that they promote."""
-        ranks = self.own_ranks()
-        return float((ranks <= top).double().mean())
-
-    def own_ranks(self) -> Tensor:
-        """For each token the rank, from 1, of itself among the outputs that it promotes."""
+    def own_ranks(self) -> Float[Tensor, " token"]:
+        """For each token the rank, from 1, of itself among the outputs that it promotes; equals share their mean rank."""
         count = min(len(self.ov.rows), len(self.ov.columns))
         rows, columns = self.ov.rows.float(), self.ov.columns[:count].float()
         ranks = []
@@ -85,7 +80,8 @@ class HeadCircuits:
             chunk = columns[start : start + CHUNK]
             values = chunk @ rows.mT
             own = values.gather(1, torch.arange(start, start + len(chunk), device=values.device)[:, None])
-            ranks.append((values > own).sum(1) + 1)
+            above, level = (values > own).sum(1), (values == own).sum(1)
+            ranks.append(above + (level + 1) / 2)
         return torch.cat(ranks)
 
     def score(self, source: int, destination: int, out: int) -> float:

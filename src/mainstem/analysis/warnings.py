@@ -13,6 +13,7 @@ from mainstem.analysis.unit_tokens import LEVEL, centred_logits, spread
 
 SINK_SHARE = 0.5
 CANCELLATION = 0.5
+ONE_DIMENSION = 0.5
 EARLY = 3
 EARLY_LAYERS = 1 / 3
 """The part of the layers whose units are compared with random directions."""
@@ -184,3 +185,33 @@ def chat_warning(has_template: bool, used: bool) -> list[Warning]:
             1.0,
         )
     ]
+
+
+def head_sink_warning(share: float) -> list[Warning]:
+    """A head that mostly looks at the first position, whatever its circuits between tokens say."""
+    if share <= SINK_SHARE:
+        return []
+    text = (
+        f"on a real text this head gives {share:.0%} of its attention to the first position: what its tables say of "
+        "other sources is seldom acted upon."
+    )
+    return [Warning("sink", text, round(share, 4))]
+
+
+def one_dimension_warning(what: str, share: float) -> list[Warning]:
+    """A table that is mostly a product of one number per row and one per column."""
+    if share <= ONE_DIMENSION:
+        return []
+    text = (
+        f"{share:.0%} of the square of the {what} circuit is in one direction: its strongest entries are those of the "
+        "tokens that are largest there."
+    )
+    return [Warning("one-dimension", text, round(share, 4))]
+
+
+def tied_tables_warning(tied: bool) -> list[Warning]:
+    """Tied embeddings: a head that passes on anything looks like one that copies."""
+    if not tied:
+        return []
+    text = "embedding and unembedding are the same matrix, so every head that passes on what it reads scores as copying."
+    return [Warning("tied", text, 1.0)]
