@@ -96,13 +96,15 @@ class Copying:
 
     Attributes:
         eigenvalues: sum of the eigenvalues of W_U W_OV W_E over the sum of their absolute values.
-        among_top: the part of all tokens that are among the `top` outputs that they promote.
+        tokens: how many were ranked, evenly spaced over the vocabulary.
+        among_top: the part of them that are among the `top` outputs that they promote.
         top: 10.
         median_rank: of a token among those outputs.
         chance: what `among_top` is for a token drawn at random.
     """
 
     eigenvalues: float
+    tokens: int
     among_top: float
     top: int
     median_rank: float

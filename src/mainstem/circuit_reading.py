@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 EMBEDDINGS = ("plain", "normed")
 """Embeddings as they come out of the embedding, or each at its own scale of the norm that the head reads through."""
 
-DRAWS = 2
-"""Random rotations of each table."""
+DRAWS = 1
+"""Random rotations of each table; each costs a search."""
 
 COPIED = 10
 SINK_TOKENS = 32
@@ -162,7 +162,7 @@ def _entries(model: "Model", name: str, table: VocabularyTable, found: TopEntrie
 def _copying(circuits: HeadCircuits) -> Copying:
     ranks = circuits.own_ranks()
     among = float((ranks <= COPIED).double().mean())
-    return Copying(circuits.copying, among, COPIED, float(ranks.median()), COPIED / len(circuits.ov.rows))
+    return Copying(circuits.copying, len(ranks), among, COPIED, float(ranks.median()), COPIED / len(circuits.ov.rows))
 
 
 def _trigram(model: "Model", found: SkipTrigrams) -> TrigramRow:

@@ -26,6 +26,7 @@ from mainstem.analysis.vocabulary_table import VocabularyTable
 from mainstem.model.anatomy import Readout
 
 CHUNK = 256
+RANKED = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +73,17 @@ class HeadCircuits:
         return VocabularyTable(qk.rows / qk.size, qk.columns), VocabularyTable(ov.rows / ov.size, ov.columns)
 
     def own_ranks(self) -> Float[Tensor, " token"]:
-        """For each token the rank, from 1, of itself among the outputs that it promotes; equals share their mean rank."""
+        """The rank, from 1, of tokens among the outputs that they promote; equals share their mean rank.
+
+        Of all tokens, or of `RANKED` evenly spaced over a larger vocabulary.
+        """
         count = min(len(self.ov.rows), len(self.ov.columns))
-        rows, columns = self.ov.rows.float(), self.ov.columns[:count].float()
+        tokens = torch.arange(min(count, RANKED), device=self.ov.rows.device) * count // min(count, RANKED)
+        rows, columns = self.ov.rows.float(), self.ov.columns[tokens].float()
         ranks = []
-        for start in range(0, count, CHUNK):
-            chunk = columns[start : start + CHUNK]
+        for chosen, chunk in zip(tokens.split(CHUNK), columns.split(CHUNK), strict=True):
             values = chunk @ rows.mT
-            own = values.gather(1, torch.arange(start, start + len(chunk), device=values.device)[:, None])
+            own = values.gather(1, chosen[:, None])
             above, level = (values > own).sum(1), (values == own).sum(1)
             ranks.append(above + (level + 1) / 2)
         return torch.cat(ranks)

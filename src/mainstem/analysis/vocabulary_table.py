@@ -91,10 +91,12 @@ class VocabularyTable:
             used = int((norms_b * norms_a[start] >= least).sum())
             if used == 0:
                 break
-            values = (a[start : start + CHUNK] @ b[:used].mT).flatten()
-            computed += len(values)
+            values = a[start : start + CHUNK] @ b[:used].mT
+            computed += values.numel()
+            better = (values.amax(1) >= least).nonzero()[:, 0]  # few rows, after the first chunk
+            values = values[better].flatten()
             chunk = values.topk(min(count, len(values)))
-            where = (chunk.indices // used + start) * len(b) + chunk.indices % used
+            where = (better[chunk.indices // used] + start) * len(b) + chunk.indices % used
             both = torch.cat([best.to(values), chunk.values])
             kept = both.topk(min(count, len(both)))
             best, places = kept.values, torch.cat([places.to(where), where])[kept.indices]

@@ -30,6 +30,7 @@ DIRECTIONS = ("denoising", "noising")
 TASKS = ("indirect-object", "greater-than", "induction", "capitals")
 COMPOSITIONS = ("q", "k", "v", "mlp")
 WRITERS = ("heads", "mlps")
+EMBEDDINGS = ("plain", "normed")
 ABLATED = {"ffn": 25, "attention": 75}
 
 TABULAR = ("circuits", "heads", "patch")

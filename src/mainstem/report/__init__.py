@@ -9,6 +9,7 @@
     any       PromptSetReading    ->  set_terminal        set_page          (many prompts)
     circuits  CompositionReading  ->  composition_terminal composition_page parquet
     heads     HeadsReading        ->  heads_terminal      heads_page        parquet
+              CircuitReading      ->  circuits_terminal   circuits_page     parquet
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
@@ -20,6 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 
+from mainstem.circuit_description import CircuitReading
 from mainstem.composition_description import CompositionReading
 from mainstem.description import AnatomyDescription, LensReading
 from mainstem.experiments.outcome import Experiment
@@ -96,6 +98,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.heads_terminal import print_heads
 
         print_heads(console, result)
+    elif isinstance(result, CircuitReading):
+        from mainstem.report.circuits_terminal import print_circuits
+
+        print_circuits(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -151,4 +157,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.heads_page import heads_page
 
         return heads_page(result)
+    if isinstance(result, CircuitReading):
+        from mainstem.report.circuits_page import circuits_page
+
+        return circuits_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")
