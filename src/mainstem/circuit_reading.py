@@ -80,10 +80,10 @@ def read_circuits(
         raise UnitError(f"{unit} is no head", None, "Circuits are those of one head, such as L9H8.")
     circuits = circuits_of(model, unit, offset, embedding)
     factors = model.weights_check
-    tables = (circuits.qk, circuits.ov)
+    tables, normal = (circuits.qk, circuits.ov), circuits.normal
     entries = [table.top(top) for table in tables]
     nulls = [_null(table, model.seed) for table in tables]
-    summaries = [_summary(*each) for each in zip(circuits.normal, tables, entries, nulls, strict=True)]
+    summaries = [_summary(*each) for each in zip(normal, tables, entries, nulls, strict=True)]
     return CircuitReading(
         provenance=model.provenance(),
         warnings=[w.as_dict() for w in _warnings(model, unit, summaries)],

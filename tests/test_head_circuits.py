@@ -1,0 +1,253 @@
+"""Circuits of a head between tokens: exact searches, planted ground truth, path expansion, refusals."""
+
+import json
+
+import handmade
+import pytest
+import torch
+import zoo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mainstem.analysis.head_circuits import HeadCircuits, forced
+from mainstem.analysis.vocabulary_table import VocabularyTable
+from mainstem.circuit_reading import circuits_of, read_circuits
+from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError, UnitError, UsageError
+from mainstem.expanding import path_expansion
+from mainstem.lab.planted_circuits import FORCED, SKIP_TRIGRAMS, PlantedCircuits
+from mainstem.report import as_html, as_json, as_text
+from mainstem.session import open as open_model
+
+MARGIN = 1.5
+"""Times the rotated table's largest entry: what counts as found."""
+
+TOKENS = [2, 4, 5, 2, 7, 3, 8, 8]
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def planted():
+    return open_model(PlantedCircuits())
+
+
+class AttentionOnly(handmade.Block):
+    """Grouped-query attention with an output bias behind an RMS norm, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.mlp, self.norm2
+
+    def forward(self, x, mask):
+        return x + self.attention(self.norm1(x), mask)
+
+
+@pytest.fixture(scope="module")
+def expansion():
+    model = open_model(handmade.Model(AttentionOnly, 2).eval())
+    return path_expansion(model.trace(list(range(5, 15))))
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 700), st.integers(1, 40), st.integers(1, 5), st.integers(1, 60), st.integers(0, 99))
+def test_the_largest_entries_are_those_of_the_whole_table(rows, columns, rank, count, seed):
+    sizes = normal(rows, 1, seed=seed + 2).exp() ** 2  # norms that differ, so that some of it is excluded
+    table = VocabularyTable(normal(rows, rank, seed=seed) * sizes, normal(columns, rank, seed=seed + 1))
+    whole, found = table.rows @ table.columns.T, table.top(count)
+    expected = whole.flatten().topk(min(count, whole.numel())).values
+    assert torch.allclose(found.values, whole[found.rows, found.columns])
+    assert len(set(zip(found.rows.tolist(), found.columns.tolist(), strict=True))) == len(expected)
+    assert bool(((found.values - expected).abs() <= found.slack + 1e-12).all())
+    assert table.size == pytest.approx(float(whole.pow(2).mean().sqrt()))
+
+
+def test_norms_exclude_most_of_a_table_whose_rows_differ():
+    sizes = torch.linspace(1, 100, 3000, dtype=torch.float64)[:, None] ** 2
+    found = VocabularyTable(normal(3000, 4) * sizes, normal(500, 4, seed=1)).top(5)
+    assert found.computed < 0.5
+
+
+def test_a_rotation_keeps_norms_and_moves_entries():
+    table = VocabularyTable(normal(50, 6), normal(40, 6, seed=1))
+    turned = table.rotated(torch.Generator().manual_seed(0))
+    assert torch.allclose(turned.rows.norm(dim=-1), table.balanced.rows.norm(dim=-1))
+    assert not torch.allclose(turned.rows @ turned.columns.T, table.rows @ table.columns.T)
+
+
+def random_circuits(seed: int) -> HeadCircuits:
+    tables = [VocabularyTable(normal(400, 3, seed=seed + i), normal(400, 3, seed=seed + i + 9)) for i in (0, 1)]
+    return HeadCircuits(*tables, torch.linalg.eigvals(tables[1].columns.mT @ tables[1].rows))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 99))
+def test_the_strongest_skip_trigrams_are_those_of_all_sources(seed):
+    circuits = random_circuits(seed)
+    qk, ov = ((table.rows @ table.columns.T) / table.size for table in (circuits.qk, circuits.ov))
+    scores = qk.amax(0).clamp_min(0) * ov.amax(0).clamp_min(0)
+    found = circuits.skip_trigrams(5)
+    assert [one.score for one in found] == pytest.approx(scores.topk(5).values.tolist(), rel=1e-5)
+    assert [one.source for one in found] == scores.topk(5).indices.tolist()
+
+
+@given(st.integers(0, 99))
+def test_two_skip_trigrams_force_two_more_as_strong(seed):
+    circuits, first, second = random_circuits(seed), (3, 10, 20), (3, 11, 21)
+    size = abs(circuits.score(*first) * circuits.score(*second))
+    others = forced(first, second)
+    assert others == ((3, 10, 21), (3, 11, 20))
+    assert abs(circuits.score(*others[0]) * circuits.score(*others[1])) == pytest.approx(size)
+    assert forced(first, (4, 11, 21)) == forced(first, (3, 11, 20)) == ()
+
+
+# --- planted circuits ---------------------------------------------------------------------------------------
+
+
+def found_trigrams(model, head: str) -> set[tuple[int, int, int]]:
+    """Skip trigrams of a head whose two entries are beyond what a rotated table has."""
+    r = read_circuits(model, head)
+    return {
+        (row.id, destination.id, out.id)
+        for row in r.trigrams
+        for destination in row.destinations
+        for out in row.outs
+        if destination.ratio > MARGIN * r.qk.null and out.ratio > MARGIN * r.ov.null
+    }
+
+
+def found_copying(model) -> set[str]:
+    return {str(head) for head in model.weights.heads if circuits_of(model, head).copying > 0.5}
+
+
+def check_planted(model) -> None:
+    assert found_trigrams(model, "L0H0") == {*SKIP_TRIGRAMS, *FORCED}
+    assert found_copying(model) == {"L0H1"}
+    for head in ("L0H2", "L1H0", "L1H1", "L1H2"):
+        assert found_trigrams(model, head) == set()
+
+
+def test_planted_skip_trigrams_and_the_copying_head_are_found_and_nothing_else(planted):
+    check_planted(planted)
+
+
+def test_a_wrong_head_label_fails(planted, monkeypatch):
+    ov, qk = planted.weights.ov, planted.weights.qk
+    wrong = {"L0H0": "L0H2", "L0H1": "L0H0", "L0H2": "L0H1"}
+    kind = type(planted.weights)
+    monkeypatch.setattr(kind, "ov", lambda self, head: ov(wrong.get(str(head), head)))
+    monkeypatch.setattr(kind, "qk", lambda self, head, offset=0: qk(wrong.get(str(head), head), offset))
+    with pytest.raises(AssertionError):
+        check_planted(planted)
+
+
+def test_a_transposed_ov_fails(planted, monkeypatch):
+    kind, ov = type(planted.weights), planted.weights.ov
+    monkeypatch.setattr(kind, "ov", lambda self, head: ov(head).T)
+    with pytest.raises((AssertionError, UsageError)):
+        check_planted(planted)
+    with pytest.raises(CertificateError, match="sum to the logits"):
+        path_expansion(planted.trace(TOKENS))
+
+
+def test_a_head_that_copies_does_so_by_eigenvalue_and_by_rank(planted):
+    copying = read_circuits(planted, "L0H1").copying
+    assert (copying.eigenvalues, copying.median_rank, copying.among_top) == (pytest.approx(1), 1, 1)
+    assert abs(read_circuits(planted, "L0H2").copying.eigenvalues) < 0.2
+
+
+def test_a_skip_trigram_can_be_asked_for(planted):
+    asked = read_circuits(planted, "L0H0", ("id:2", "id:5", "id:9")).asked
+    assert asked is not None and (asked.source_rank, asked.out_rank) == (1, 1)
+    other = read_circuits(planted, "L0H0", ("id:4", "id:5", "id:9")).asked
+    assert other is not None and other.qk < 0
+
+
+# --- path expansion -----------------------------------------------------------------------------------------
+
+
+def test_paths_sum_to_the_logits(expansion):
+    paths = expansion.paths()
+    assert len(paths) == 25
+    assert expansion.error(list(paths.values())) < 1e-4
+    assert expansion.error(expansion.orders()) < 1e-4
+    second = sum(part for path, part in paths.items() if len(path) == 2)
+    assert torch.allclose(second, expansion.orders()[2], atol=1e-9)
+
+
+def test_a_path_that_is_left_out_is_missed(expansion):
+    paths = expansion.paths()
+    strongest = max((path for path in paths if path), key=lambda path: float(paths[path].abs().max()))
+    assert expansion.error([part for path, part in paths.items() if path != strongest]) > 1e-3
+
+
+def test_a_virtual_head_is_the_path_through_both(expansion):
+    first, second = expansion.layers[0].heads[1], expansion.layers[1].heads[2]
+    virtual = expansion.virtual(second, first)
+    written = virtual.pattern @ expansion.embedding @ virtual.ov.dense().T
+    assert torch.allclose(expansion._read(written), expansion.paths()[(first, second)], atol=1e-8)
+    assert virtual.pattern.triu(1).abs().max() == 0
+    with pytest.raises(LevelRefusedError, match="No virtual head"):
+        expansion.virtual(first, second)
+
+
+def test_losses_by_order_end_at_the_models_own(expansion):
+    ids = torch.tensor(range(5, 15))
+    losses = expansion.losses(ids)
+    own = torch.nn.functional.cross_entropy(expansion.logits[:-1], ids[1:])
+    assert len(losses) == 3 and losses[-1] == pytest.approx(float(own), abs=1e-4)
+
+
+# --- refusals and reports -----------------------------------------------------------------------------------
+
+
+def test_wrong_requests_are_refused(planted):
+    with pytest.raises(UnitError, match="no head L0H9"):
+        read_circuits(planted, "L0H9")
+    with pytest.raises(UnitError, match="no head L7H0"):
+        read_circuits(planted, "L7H0")
+    with pytest.raises(UnitError, match="is no head"):
+        read_circuits(planted, "L0.attn")
+    with pytest.raises(ChoiceError):
+        read_circuits(planted, "L0H0", embedding="norm")
+    with pytest.raises(UsageError, match="all three"):
+        read_circuits(planted, "L0H0", ("id:2",))
+
+
+def test_models_with_mlps_have_no_path_expansion():
+    model = open_model(handmade.Model().eval())
+    with pytest.raises(LevelRefusedError, match="nothing but attention"):
+        path_expansion(model.trace([5, 6, 7]))
+
+
+def test_zero_weights_are_refused():
+    module = PlantedCircuits()
+    torch.nn.init.zeros_(module.layers[1].output.weight)
+    with pytest.raises((UsageError, LevelRefusedError)):
+        read_circuits(open_model(module), "L1H0")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_library_models_have_circuits(family):
+    model = open_model(zoo.build(family))
+    reading = read_circuits(model, model.weights.heads[-1], embedding="normed", top=3)
+    assert len(reading.entries) == 6 and reading.factors.holds
+    assert any("direct path" in note for note in reading.notes)
+
+
+def test_state_space_models_have_no_heads():
+    with pytest.raises(LevelRefusedError, match="no heads"):
+        read_circuits(open_model(zoo.build("mamba")), "L0H0")
+
+
+def test_reports_say_the_same(planted):
+    reading = read_circuits(planted, "L0H0", ("id:2", "id:5", "id:9"))
+    document = json.loads(as_json(reading))
+    assert document["schema"] == "mainstem/circuits/1" and document["asked"]["source_rank"] == 1
+    for text in (as_text(reading), as_html(reading)):
+        assert "id:9" in text and "QK circuit" in text
+    assert len(list(reading.cells())) == len(document["entries"])
