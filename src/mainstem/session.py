@@ -34,6 +34,8 @@ from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
 from mainstem.causal.path_patching import PathEffects
 from mainstem.causal.subspaces import Subspace
+from mainstem.circuit_description import CircuitReading
+from mainstem.circuit_reading import read_circuits
 from mainstem.composing import composition
 from mainstem.composition_description import CompositionReading
 from mainstem.errors import PositionError, PromptError, TargetError
@@ -60,6 +62,7 @@ from mainstem.targets import Target, parse_continuation, parse_target, parse_tok
 from mainstem.tracing import Trace
 from mainstem.tracing_causes import causal_trace
 from mainstem.unit_keys import named_unit
+from mainstem.units import Unit
 from mainstem.weights_checking import weights_certificate
 
 Prompt = str | Sequence[int]
@@ -378,6 +381,10 @@ class Model:
     def composition(self, kinds: Sequence[str] = ("q", "k", "v"), **options: Any) -> CompositionReading:
         """Who reads what whom wrote, from the weights; see `mainstem.composing.composition` for the options."""
         return composition(self, kinds, **options)
+
+    def head_circuits(self, head: Unit | str, *skip_trigram: str, **options: Any) -> CircuitReading:
+        """QK and OV circuits of a head in the vocabulary; see `mainstem.circuit_reading.read_circuits` for options."""
+        return read_circuits(self, head, skip_trigram, **options)
 
     def _operands(self, positions: int) -> Operands:
         """The operands of every attention, of a run of the model itself on so many positions."""

@@ -15,6 +15,7 @@ from mainstem.analysis.attribution import Attribution, Score, attribute
 from mainstem.analysis.certificate import Check, certify, check_reads, stream_errors
 from mainstem.analysis.decompose import Decomposition, Level, decompose
 from mainstem.analysis.lens import Lens, lens
+from mainstem.analysis.path_expansion import PathExpansion
 from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.scores import Scores
 from mainstem.analysis.unit_tokens import DIRECTIONS
@@ -22,6 +23,7 @@ from mainstem.causal.outcomes import Verification
 from mainstem.causal.query_check import QueryCheck
 from mainstem.causal.repair import Repairs
 from mainstem.errors import CertificateError
+from mainstem.expanding import path_expansion
 from mainstem.explaining import explain
 from mainstem.explanation import Explanation, Queries, QueryTotals
 from mainstem.querying import check, queries, totals
@@ -179,6 +181,10 @@ class Trace:
     def check_queries(self, unit: Unit | str, count: int = 10, **options: Any) -> QueryCheck:
         """Takes the first `count` queries of a value unit away in a real run; see `mainstem.querying.check`."""
         return check(self, unit, count, **options)
+
+    def path_expansion(self, row: int = 0) -> PathExpansion:
+        """The logits of an attention-only model as sums over paths; see `mainstem.expanding.path_expansion`."""
+        return path_expansion(self, row)
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:
         """What a sublayer wrote at every position, before post-norms and multipliers."""

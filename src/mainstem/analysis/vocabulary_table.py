@@ -75,7 +75,9 @@ class VocabularyTable:
     def require_some(self, what: str) -> None:
         """Raises UsageError if every entry is zero."""
         if self.size == 0:
-            raise UsageError(f"{what} is zero everywhere", None, "The head's weights are zero; there is nothing to list.")
+            raise UsageError(
+                f"{what} is zero everywhere", None, "The head's weights are zero; there is nothing to list."
+            )
 
     def top(self, count: int) -> TopEntries:
         """The largest `count` entries."""

@@ -213,5 +213,7 @@ def tied_tables_warning(tied: bool) -> list[Warning]:
     """Tied embeddings: a head that passes on anything looks like one that copies."""
     if not tied:
         return []
-    text = "embedding and unembedding are the same matrix, so every head that passes on what it reads scores as copying."
+    text = (
+        "embedding and unembedding are the same matrix, so every head that passes on what it reads scores as copying."
+    )
     return [Warning("tied", text, 1.0)]

@@ -20,7 +20,9 @@ def circuits(
     destination: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Of the skip trigram: the token that looks at the source.")
     ] = None,
-    predicts: Annotated[str | None, typer.Option(metavar="TOKEN", help="Of the skip trigram: what is predicted.")] = None,
+    predicts: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Of the skip trigram: what is predicted.")
+    ] = None,
     offset: Annotated[
         int, typer.Option(metavar="N", min=0, help="Destination minus source, for rotary embedding.")
     ] = 0,

@@ -30,7 +30,9 @@ def _trigrams(r: CircuitReading) -> str:
         for row in r.trigrams
     ]
     caption = "[source] ... [destination] -> [out]; every destination goes with every out, because a head factors"
-    return p.section("Skip trigrams", p.esc(caption), p.table([("source", ""), ("destinations", ""), ("outs", "")], rows))
+    return p.section(
+        "Skip trigrams", p.esc(caption), p.table([("source", ""), ("destinations", ""), ("outs", "")], rows)
+    )
 
 
 def _entries(r: CircuitReading, name: str) -> str:
