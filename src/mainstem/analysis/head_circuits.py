@@ -143,7 +143,8 @@ def head_circuits(
     """The tables of a head.
 
     Args:
-        qk, ov: W_QK and W_OV of the head [d_model, d_model], as the stream sees them.
+        qk: W_QK of the head [d_model, d_model], as the stream sees it.
+        ov: W_OV, likewise.
         embedding: each token's stream vector.
         readout: of the model.
 
