@@ -25,6 +25,8 @@ MOST = 4096
 """Paths to be listed one by one at most."""
 
 Path = tuple[Unit, ...]
+DIRECT: Path = ()
+"""The path through no head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +94,14 @@ class PathExpansion:
         if count > MOST:
             reason = f"{count:,} paths are more than {MOST:,}"
             raise LevelRefusedError("No list of paths", None, reason, "Ask for the sums of each order instead.")
-        parts: dict[Path, Tensor] = {(): self.embedding}
+        parts: dict[Path, Tensor] = {DIRECT: self.embedding}
         for layer in self.layers:
             for path, part in list(parts.items()):
                 for number, head in enumerate(layer.heads):
                     parts[(*path, head)] = layer.through(number, part)
-            parts[()] = parts[()] + layer.constant
+            parts[DIRECT] = parts[DIRECT] + layer.constant
         read = {path: self._read(part) for path, part in parts.items()}
-        read[()] = read[()] + self._constant()
+        read[DIRECT] = read[DIRECT] + self._constant()
         return read
 
     def error(self, terms: Sequence[Tensor]) -> float:
