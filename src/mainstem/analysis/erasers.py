@@ -1,0 +1,93 @@
+"""Memory management by the weights: units that write against what they read.
+
+A neuron whose direction of reading r and of writing w have a very negative cosine takes out of the stream what it finds
+there (Elhage et al. 2021, "Memory management"). In a gated MLP the sign of the write is that of activation(gate) times
+up: with the gate's row r_g a large gate value gives up . w, so the up row says what is erased, and the gate's row what
+turns it on; both are tested apart. The null is the same layer's rows and columns paired wrongly: every r_i with every
+w_j, j other than i. It keeps norms, spectra and directions that all neurons share. p is the part of those pairs with so
+small a cosine, and the false discovery rate is over all neurons and roles of the model (Benjamini and Hochberg 1995).
+
+A head copies with sign: the eigenvalues of W_OV say whether what it reads comes back as it was (positive) or negated.
+`negative` is sum Re(l) / sum |l|, from -1 to 1; the null turns the reading side of W_OV at random and keeps its
+spectrum. A head erases if that is small and it attends to the present token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.analysis.factored import Factored
+from mainstem.analysis.false_discovery import p_values
+
+
+@dataclass(frozen=True, eq=False)
+class Cosines:
+    """Of one layer's neurons in one role.
+
+    Attributes:
+        cosine: of reading and writing; NaN where one of them is zero.
+        p: the part of wrongly paired neurons with a cosine so small, the measured pair among them; 1 where undefined.
+        null_mean, null_spread: over wrong pairs.
+    """
+
+    cosine: Float[Tensor, " neuron"]
+    p: Float[Tensor, " neuron"]
+    null_mean: float
+    null_spread: float
+
+
+def cosines(reading: Float[Tensor, "neuron d_model"], writing: Float[Tensor, "neuron d_model"]) -> Cosines:
+    """Cosines of each neuron's reading with its writing, beside those of wrong pairs."""
+    sides = [side / side.norm(dim=1, keepdim=True) for side in (reading.float(), writing.float())]
+    table = sides[0] @ sides[1].T
+    own = table.diagonal().clone()
+    others = table.fill_diagonal_(torch.nan).flatten()
+    wrong = others[~others.isnan()]
+    return Cosines(
+        own.double(),
+        p_values(-own.nan_to_num(2.0), -wrong).masked_fill(own.isnan(), 1.0),
+        float(wrong.double().mean()) if len(wrong) else 0.0,
+        float(wrong.double().std(correction=0)) if len(wrong) else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Whether a head's W_OV gives back what it reads or its opposite.
+
+    Attributes:
+        sign: sum Re(l) / sum |l| over its eigenvalues.
+        p: the part of random rotations with one so small, the measured one among them.
+        null_spread: over rotations; their mean is 0.
+    """
+
+    sign: float
+    p: float
+    null_spread: float
+
+
+def eigenvalue_sign(ov: Factored, draws: int = 99, seed: int = 0) -> Sign:
+    """The sign of one W_OV beside those of the same spectrum with the reading side turned at random."""
+    left, sizes, right = ov.svd()
+    used = sizes > 0
+    if not bool(used.any()):
+        return Sign(0.0, 1.0, 0.0)
+    own = _sign((right[used] @ left[:, used]) * sizes[used][:, None])
+    generator = torch.Generator().manual_seed(seed)
+    rank = int(used.sum())
+    random = torch.empty(draws, dtype=torch.float64)
+    for draw in range(draws):
+        gaussian = torch.randn(rank, left.shape[0], generator=generator, dtype=torch.float64)
+        lower = torch.linalg.cholesky(gaussian @ gaussian.T)
+        block = torch.linalg.solve_triangular(lower, gaussian[:, :rank], upper=False)
+        random[draw] = _sign(block.to(sizes) * sizes[used][:, None])
+    p = (1 + int((random <= own).sum())) / (draws + 1)
+    return Sign(own, p, float(random.std(correction=0)))
+
+
+def _sign(core: Float[Tensor, "row column"]) -> float:
+    values = torch.linalg.eigvals(core)
+    total = float(values.abs().sum())
+    return float(values.real.sum()) / total if total > 0 else 0.0
