@@ -63,11 +63,6 @@ def test_planted_disjoint_and_shared_subspaces_are_told_apart() -> None:
     assert max(shared.angles) == pytest.approx(0, abs=1e-5) and min(disjoint.angles) == pytest.approx(90)
 
 
-def test_two_orthogonal_directions_are_no_proof_of_disjointness() -> None:
-    basis = frame()
-    assert overlap(span(basis[:1]), span(basis[1:2])).verdict == "as random"
-
-
 def test_a_mutation_bites(monkeypatch: pytest.MonkeyPatch) -> None:
     """A null that does not orthonormalise its draws calls random subspaces anything but random."""
     solve = torch.linalg.solve_triangular
