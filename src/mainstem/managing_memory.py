@@ -12,7 +12,6 @@ layer's neurons that write as strongly on this text: those along the same direct
 """
 
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +22,15 @@ from mainstem.analysis.bandwidth import bandwidth
 from mainstem.analysis.erasers import Cosines, cosines, eigenvalue_sign
 from mainstem.analysis.false_discovery import RATE, q_values
 from mainstem.causal.edits import Edit
+from mainstem.causal.reference import reference_text
 from mainstem.errors import LevelRefusedError, UsageError
 from mainstem.subspace_description import Bar, Map, SubspaceReading
-from mainstem.tracing import Trace
 from mainstem.units import Unit
 from mainstem.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from mainstem.session import Model
+    from mainstem.tracing import Trace
 
 CONFIRMED = 3
 MATCHED = 4
@@ -61,8 +61,7 @@ def reference_ids(model: "Model") -> list[int]:
     if model.tokenizer is None:
         generator = torch.Generator().manual_seed(model.seed)
         return torch.randint(model.input_vocabulary, (TOKENS,), generator=generator).tolist()
-    text = (files("mainstem") / "data" / "reference.txt").read_text(encoding="utf-8")
-    return model.encode(text[: 8 * TOKENS])[:TOKENS]
+    return model.encode(reference_text()[: 8 * TOKENS])[:TOKENS]
 
 
 def find_erasers(
@@ -120,7 +119,7 @@ def _verdict(found: int, tried: int, held: int, heads: int) -> str:
     return said if not tried else f"{said}; taken out, {held} of {tried} neurons are confirmed"
 
 
-def _traced(model: "Model", text: str | list[int] | None) -> Trace:
+def _traced(model: "Model", text: str | list[int] | None) -> "Trace":
     trace = model.trace(reference_ids(model) if text is None else text)
     if trace.inputs.length(0) < 4:
         raise UsageError(f"{trace.inputs.length(0)} tokens say nothing", None, "Give a longer text.")
@@ -183,7 +182,9 @@ def _candidates(layers: dict[Unit, _Layer]) -> tuple[list[dict], list[dict]]:
             )
     rows.sort(key=lambda row: (row["q"], row["cosine"]))
     names = dict.fromkeys(role for _, role, _ in made)
-    return rows, [_role(name, [(f, r) for (_, role, f), r in zip(made, q, strict=True) if role == name]) for name in names]
+    return rows, [
+        _role(name, [(f, r) for (_, role, f), r in zip(made, q, strict=True) if role == name]) for name in names
+    ]
 
 
 def _role(name: str, found: list[tuple[Cosines, Tensor]]) -> dict[str, Any]:
@@ -198,7 +199,7 @@ def _role(name: str, found: list[tuple[Cosines, Tensor]]) -> dict[str, Any]:
     }
 
 
-def _confirmed(model: "Model", trace: Trace, layer: _Layer, row: dict[str, Any]) -> dict[str, Any]:
+def _confirmed(model: "Model", trace: "Trace", layer: _Layer, row: dict[str, Any]) -> dict[str, Any]:
     """Takes a neuron out, and others that write as strongly."""
     unit = Unit.parse(row["unit"])
     place = unit.neuron or 0
@@ -225,11 +226,11 @@ def _confirmed(model: "Model", trace: Trace, layer: _Layer, row: dict[str, Any])
     }
 
 
-def _along(trace: Trace, unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
+def _along(trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
     return trace.run.stream((unit.layer or 0) + 1).double() @ axis
 
 
-def _without(model: "Model", trace: Trace, unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
+def _without(model: "Model", trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
     with model.edited(Edit.zero(str(unit))):
         return _along(model.trace(trace.inputs), unit, axis)
 
@@ -239,7 +240,7 @@ def _erased(before: Float[Tensor, " pos"], without: Float[Tensor, " pos"]) -> fl
     return 1 - float(sizes[0] / sizes[1]) if float(sizes[1]) > 0 else 0.0
 
 
-def _activations(trace: Trace, layer: _Layer) -> Float[Tensor, "pos neuron"]:
+def _activations(trace: "Trace", layer: _Layer) -> Float[Tensor, "pos neuron"]:
     """What each neuron is at every position."""
     length = trace.inputs.length(0)
     trace.run.keep(range(length))
@@ -247,7 +248,7 @@ def _activations(trace: Trace, layer: _Layer) -> Float[Tensor, "pos neuron"]:
     return torch.stack([trace.run.moment(place).sources[index].double() for place in range(length)])
 
 
-def _sizes(trace: Trace, layer: _Layer) -> Float[Tensor, " neuron"]:
+def _sizes(trace: "Trace", layer: _Layer) -> Float[Tensor, " neuron"]:
     written = _activations(trace, layer)[1:].square().mean(0).sqrt() * layer.writing.double().norm(dim=1)
     return written.clamp_min(1e-30)
 
@@ -261,7 +262,7 @@ def _bars(row: dict[str, Any]) -> list[Bar]:
 # --- heads --------------------------------------------------------------------------------------------------
 
 
-def _heads(model: "Model", trace: Trace) -> tuple[list[dict[str, Any]], list[str]]:
+def _heads(model: "Model", trace: "Trace") -> tuple[list[dict[str, Any]], list[str]]:
     weights = model.weights
     missing = [f"{unit} is left out: {error.reason or error.what}." for unit, error in weights.refusals.items()]
     if not weights.heads:
@@ -285,7 +286,7 @@ def _heads(model: "Model", trace: Trace) -> tuple[list[dict[str, Any]], list[str
     return found, missing
 
 
-def _present(trace: Trace) -> dict[Unit, list[float]]:
+def _present(trace: "Trace") -> dict[Unit, list[float]]:
     """How much each head attends to the present token, on average over all but the first."""
     length = trace.inputs.length(0)
     trace.run.keep(range(length))

@@ -36,6 +36,7 @@ from mainstem.causal.path_patching import PathEffects
 from mainstem.causal.subspaces import Subspace
 from mainstem.circuit_description import CircuitReading
 from mainstem.circuit_reading import read_circuits
+from mainstem.comparing_subspaces import compare_subspaces
 from mainstem.composing import composition
 from mainstem.composition_description import CompositionReading
 from mainstem.errors import PositionError, PromptError, TargetError
@@ -48,6 +49,7 @@ from mainstem.head_reading import read_heads
 from mainstem.knocking_out import knock_out_attention
 from mainstem.lab.pairs import Encoder
 from mainstem.learning_subspaces import learn_subspace
+from mainstem.managing_memory import find_erasers, read_bandwidth
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
@@ -58,6 +60,7 @@ from mainstem.points import Point
 from mainstem.run.inputs import Inputs, base_arguments, context_length, make_inputs
 from mainstem.run.operands import operands_of
 from mainstem.steering import edit_of
+from mainstem.subspace_description import SubspaceReading
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
 from mainstem.tracing_causes import causal_trace
@@ -385,6 +388,18 @@ class Model:
     def head_circuits(self, head: Unit | str, *skip_trigram: str, **options: Any) -> CircuitReading:
         """QK and OV circuits of a head in the vocabulary; see `mainstem.circuit_reading.read_circuits` for options."""
         return read_circuits(self, head, skip_trigram, **options)
+
+    def compare_subspaces(self, first: str, second: str, **options: Any) -> SubspaceReading:
+        """How what two sets of units read or write overlaps; see `mainstem.comparing_subspaces.compare_subspaces`."""
+        return compare_subspaces(self, first, second, **options)
+
+    def erasers(self, text: Prompt | None = None, **options: Any) -> SubspaceReading:
+        """Units that write against what they read; see `mainstem.managing_memory.find_erasers` for the options."""
+        return find_erasers(self, text, **options)
+
+    def bandwidth(self, text: Prompt | None = None) -> SubspaceReading:
+        """Effective ranks of the stream and who writes its variance; see `mainstem.managing_memory.read_bandwidth`."""
+        return read_bandwidth(self, text)
 
     def _operands(self, positions: int) -> Operands:
         """The operands of every attention, of a run of the model itself on so many positions."""

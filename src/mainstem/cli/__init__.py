@@ -1,4 +1,5 @@
-"""The command line: `mainstem explain`, `anatomy`, `lens`, `steer`, `patch`, `heads`, `circuits`, `reproduce`.
+"""The command line: `mainstem explain`, `anatomy`, `lens`, `steer`, `patch`, `heads`, `circuits`,
+`subspace`, `reproduce`.
 
 A command parses, calls the session, and hands a plain result to `mainstem.report`; it computes nothing. Exit status:
 0 done, 1 a refusal or failure that is explained, 2 wrong usage, 130 interrupted, 141 nobody reads the output any more.

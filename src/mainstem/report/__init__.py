@@ -10,6 +10,7 @@
     circuits  CompositionReading  ->  composition_terminal composition_page parquet
     heads     HeadsReading        ->  heads_terminal      heads_page        parquet
               CircuitReading      ->  circuits_terminal   circuits_page     parquet
+    subspace  SubspaceReading     ->  subspace_terminal   subspace_page     parquet
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
@@ -31,6 +32,7 @@ from mainstem.head_description import HeadsReading
 from mainstem.patch_description import PatchReading
 from mainstem.prompt_set_description import PromptSetReading
 from mainstem.report.text import finite
+from mainstem.subspace_description import SubspaceReading
 
 
 class Document(Protocol):
@@ -102,6 +104,10 @@ def print_tables(console: Console, result: Document) -> None:
         from mainstem.report.circuits_terminal import print_circuits
 
         print_circuits(console, result)
+    elif isinstance(result, SubspaceReading):
+        from mainstem.report.subspace_terminal import print_subspace
+
+        print_subspace(console, result)
     else:
         raise TypeError(f"there is no table for {type(result).__name__}")
 
@@ -161,4 +167,8 @@ def as_html(result: Document) -> str:
         from mainstem.report.circuits_page import circuits_page
 
         return circuits_page(result)
+    if isinstance(result, SubspaceReading):
+        from mainstem.report.subspace_page import subspace_page
+
+        return subspace_page(result)
     raise TypeError(f"there is no page for {type(result).__name__}")

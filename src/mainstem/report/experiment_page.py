@@ -14,7 +14,7 @@ def experiment_page(e: Experiment) -> str:
         f"<p>{p.esc(e.question)}</p>",
         p.section("Claims", "what was published, what was measured here, and what chance does", _claims(e.claims)),
         *(_figure(figure) for figure in e.figures),
-        *(_table(table) for table in e.tables if table.rows),
+        *(experiment_table(table) for table in e.tables if table.rows),
         p.notices(e.warnings, e.notes),
     ]
     return p.page(f"{e.title}, {e.model['name']}", body, e.provenance, e.as_dict())
@@ -39,7 +39,8 @@ def _figure(figure: Figure) -> str:
     )
 
 
-def _table(table: ExperimentTable) -> str:
+def experiment_table(table: ExperimentTable) -> str:
+    """A section with the rows under their heads."""
     numeric = [all(is_number(row[i]) for row in table.rows) for i in range(len(table.heads))]
     heads = [(head, "num" if number else "") for head, number in zip(table.heads, numeric, strict=True)]
     rows = [

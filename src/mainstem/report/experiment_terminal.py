@@ -21,7 +21,7 @@ def print_experiment(console: Console, experiment: Experiment) -> None:
     console.print(t.labelled("question", Text(visible_or(e.question))))
     for table in e.tables:
         if table.rows:
-            console.print(t.heading(table.title, table.caption), _table(table), sep="\n")
+            console.print(t.heading(table.title, table.caption), experiment_table(table), sep="\n")
     console.print(t.heading("Claims", "what was published, what was measured here, and what chance does"))
     for claim in e.claims:
         console.print(*_claim(claim), sep="\n")
@@ -30,7 +30,8 @@ def print_experiment(console: Console, experiment: Experiment) -> None:
     console.print(t.provenance_line(e.provenance))
 
 
-def _table(table: ExperimentTable) -> Table:
+def experiment_table(table: ExperimentTable) -> Table:
+    """Rows under their heads."""
     made = t.lined()
     for i, head in enumerate(table.heads):
         numeric = all(is_number(row[i]) for row in table.rows)
