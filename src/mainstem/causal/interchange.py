@@ -20,7 +20,7 @@ from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.causal.pieces import Entries, PieceMap
 from mainstem.errors import LevelRefusedError, PairError, PositionError, UsageError
 from mainstem.model.anatomy import Anatomy
-from mainstem.model.hooks import Tap, tapped
+from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.outputs import logits_of
 from mainstem.points import Point
 
@@ -76,17 +76,25 @@ class Interchange:
     def values(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch destination d_in"]:
         """What the point is at the positions, in plain runs."""
         found: list[Tensor] = []
-
-        def watch(now: Pass) -> Tap:
-            def tap(leaves) -> None:
-                tokens = copied_by_token(leaves[self.piece.site.slot], self.piece.site, now)[1]
-                found.append(tokens[self._where(tokens)])
-
-            return tap
-
         with torch.no_grad():
             for part in ids.split(BATCH):
-                self._run(part, watch(Pass(part.shape[0], part.shape[1])))
+                self._run(part, (self.piece.site, self._watching(found, Pass(part.shape[0], part.shape[1]))))
+        return torch.cat(found)
+
+    def values_after(
+        self,
+        ids: Int[Tensor, "batch pos"],
+        sources: Float[Tensor, "batch destination d_in"],
+        directions: Float[Tensor, "direction d_in"] | None,
+        later: "Interchange",
+    ) -> Float[Tensor, "batch destination d_in"]:
+        """What another, later point is after the interchange at this one."""
+        found: list[Tensor] = []
+        with torch.no_grad():
+            for part, theirs in zip(ids.split(BATCH), sources.split(BATCH), strict=True):
+                now = Pass(part.shape[0], part.shape[1])
+                put = self.piece.site, self._putting(theirs, directions, now)
+                self._run(part, put, (later.piece.site, later._watching(found, now)))
         return torch.cat(found)
 
     def logits(
@@ -96,8 +104,16 @@ class Interchange:
         directions: Float[Tensor, "direction d_in"] | None,
     ) -> Float[Tensor, "batch d_vocab"]:
         """Those of the base runs after the interchange; without directions of the full vector."""
-        now = Pass(ids.shape[0], ids.shape[1])
+        return self._run(ids, (self.piece.site, self._putting(sources, directions, Pass(ids.shape[0], ids.shape[1]))))
 
+    def _watching(self, found: list[Tensor], now: Pass) -> Tap:
+        def tap(leaves) -> None:
+            tokens = copied_by_token(leaves[self.piece.site.slot], self.piece.site, now)[1]
+            found.append(tokens[self._where(tokens)])
+
+        return tap
+
+    def _putting(self, sources: Tensor, directions: Tensor | None, now: Pass) -> Tap:
         def tap(leaves):
             out, tokens = copied_by_token(leaves[self.piece.site.slot], self.piece.site, now)
             where = self._where(tokens)
@@ -110,10 +126,10 @@ class Interchange:
             new[self.piece.site.slot] = out
             return new
 
-        return self._run(ids, tap)
+        return tap
 
-    def _run(self, ids: Int[Tensor, "batch pos"], tap: Tap) -> Float[Tensor, "batch d_vocab"]:
-        with tapped(self.model, [(self.piece.site, tap)]):
+    def _run(self, ids: Int[Tensor, "batch pos"], *taps: tuple[Site, Tap]) -> Float[Tensor, "batch d_vocab"]:
+        with tapped(self.model, list(taps)):
             return logits_of(self.model(input_ids=ids, **self.forward))[:, self.position]
 
     def _where(self, tokens: Tensor) -> tuple:

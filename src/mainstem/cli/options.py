@@ -24,6 +24,7 @@ KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neur
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 PLACES = ("last", "all")
 EXPERIMENTS = ("indirect-object", "induction-in-the-wild", "knowledge", "paris")
+EXPERIMENTS = ("indirect-object", "knowledge", "named-subspaces", "paris")
 METRICS = ("logit-difference", "probability", "log-probability", "kl")
 GRIDS = ("resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons")
 DIRECTIONS = ("denoising", "noising")
