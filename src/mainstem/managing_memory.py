@@ -36,13 +36,12 @@ CONFIRMED = 3
 MATCHED = 4
 """How many neurons are taken out for each that is tried."""
 
-TOKENS = 96
+TOKENS = 64
 """How much of the reference text is read."""
 
 PRESENT = 0.25
 """How much of a head's attention has to be at the present token for it to erase there."""
 
-SIGN_LEVEL = 0.01
 COLUMNS = 32
 """How many dimensions the map shows: those of the largest variance."""
 
@@ -84,16 +83,22 @@ def find_erasers(
     trace = _traced(model, text)
     layers, notes = _layers(model)
     rows, roles = _candidates(layers)
-    heads, missing = _heads(model, trace)
+    seen = _observed(trace)
+    heads, missing = _heads(model, seen.present)
     if not rows and not heads:
         raise LevelRefusedError("Nothing could erase", None, "; ".join(notes + missing) or "there are no units")
     found = [row for row in rows if row["q"] <= RATE]
-    tried = [_confirmed(model, trace, layers[Unit.parse(row["unit"]).sublayer], row) for row in found[:confirm]]
+    tried = [
+        _confirmed(model, trace, layers[unit], seen.neurons[unit], row)
+        for row in found[:confirm]
+        if (unit := Unit.parse(row["unit"]).sublayer) in seen.neurons
+    ]
+    total = sum(role["found"] for role in roles)
     held = sum(row["confirmed"] for row in tried)
     return SubspaceReading(
         subject="erasers",
         title="Units that erase",
-        verdict=_verdict(len(found), len(tried), held, sum(head["erases"] for head in heads)),
+        verdict=_verdict(total, len(tried), held, sum(head["erases"] for head in heads)),
         provenance=model.provenance(),
         warnings=[],
         model=model.summary,
@@ -101,13 +106,13 @@ def find_erasers(
             "tokens": trace.inputs.length(0),
             "rate": RATE,
             "neurons": sum(len(layer.writing) for layer in layers.values()),
-            "found": len(found),
+            "found": total,
             "roles": roles,
             "confirmation": tried,
             "heads": sorted(heads, key=lambda head: (not head["erases"], head["sign"]))[:top],
         },
         rows=rows[:top],
-        caption="neurons with the most negative cosine of reading and writing; q over all neurons and roles",
+        caption="neurons with the most negative cosine of reading and writing; q over all neurons of a role",
         bars=[bar for row in tried for bar in _bars(row)],
         bars_unit="share of the stream along the direction of reading that is erased; lines go from least to most",
         notes=notes + missing,
@@ -127,6 +132,34 @@ def _traced(model: "Model", text: str | list[int] | None) -> "Trace":
 
 
 # --- neurons ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Observed:
+    """Of one run: how much each head attends to the present token on average, and what each neuron is."""
+
+    present: dict[Unit, Float[Tensor, " n_heads"]]
+    neurons: dict[Unit, Float[Tensor, "pos neuron"]]
+
+
+def _observed(trace: "Trace") -> _Observed:
+    """All tokens but the first."""
+    anatomy, length = trace.model.anatomy, trace.inputs.length(0)
+    trace.run.keep(range(1, length))
+    present: dict[Unit, list[Tensor]] = {}
+    neurons: dict[Unit, list[Tensor]] = {}
+    for place in range(1, length):
+        moment = trace.run.moment(place)
+        for index, write in enumerate(anatomy.writes):
+            if write.attention is not None:
+                own = moment.attention[write.attention.site].pattern[:, place]
+                present.setdefault(write.unit, []).append(own.double().cpu())
+            elif write.neurons and index in moment.sources:
+                neurons.setdefault(write.unit, []).append(moment.sources[index].double())
+    return _Observed(
+        {unit: torch.stack(rows).mean(0) for unit, rows in present.items()},
+        {unit: torch.stack(rows) for unit, rows in neurons.items()},
+    )
 
 
 def _layers(model: "Model") -> tuple[dict[Unit, _Layer], list[str]]:
@@ -165,7 +198,10 @@ def _candidates(layers: dict[Unit, _Layer]) -> tuple[list[dict], list[dict]]:
     made = [(layer, role, cosines(r, layer.writing)) for layer in layers.values() for role, r in layer.reading.items()]
     if not made:
         return [], []
-    q = q_values(torch.cat([found.p for _, _, found in made])).split([len(found.p) for _, _, found in made])
+    names = dict.fromkeys(role for _, role, _ in made)
+    own = {name: [found.p for _, role, found in made if role == name] for name in names}
+    split = {name: iter(q_values(torch.cat(p)).split([len(one) for one in p])) for name, p in own.items()}
+    q = [next(split[role]) for _, role, _ in made]
     rows = []
     for (layer, role, found), rates in zip(made, q, strict=True):
         for place in found.cosine.nan_to_num(2.0).argsort()[:64].tolist():
@@ -181,7 +217,6 @@ def _candidates(layers: dict[Unit, _Layer]) -> tuple[list[dict], list[dict]]:
                 }
             )
     rows.sort(key=lambda row: (row["q"], row["cosine"]))
-    names = dict.fromkeys(role for _, role, _ in made)
     return rows, [
         _role(name, [(f, r) for (_, role, f), r in zip(made, q, strict=True) if role == name]) for name in names
     ]
@@ -199,19 +234,21 @@ def _role(name: str, found: list[tuple[Cosines, Tensor]]) -> dict[str, Any]:
     }
 
 
-def _confirmed(model: "Model", trace: "Trace", layer: _Layer, row: dict[str, Any]) -> dict[str, Any]:
+def _confirmed(
+    model: "Model", trace: "Trace", layer: _Layer, activations: Float[Tensor, "pos neuron"], row: dict[str, Any]
+) -> dict[str, Any]:
     """Takes a neuron out, and others that write as strongly."""
     unit = Unit.parse(row["unit"])
     place = unit.neuron or 0
     axis = layer.reading[row["role"]][place].double()
     axis = axis / axis.norm()
     before = _along(trace, unit, axis)
-    size = _sizes(trace, layer)
-    order = (size.log() - size[place].log()).abs().argsort().tolist()
+    size = activations.square().mean(0).sqrt() * layer.writing.double().norm(dim=1)
+    order = (size / size[place].clamp_min(1e-30)).clamp_min(1e-30).log().abs().argsort().tolist()
     others = [other for other in order if other != place][:MATCHED]
     without = _without(model, trace, unit, axis)
     random = [_without(model, trace, Unit.ffn_neuron(unit.layer or 0, n, nth=unit.nth), axis) for n in others]
-    predicted = -_activations(trace, layer)[:, place] * float(layer.writing[place].double() @ axis)
+    predicted = -activations[:, place] * float(layer.writing[place].double() @ axis)
     change = without - before
     erased, chance = _erased(before, without), [_erased(before, one) for one in random]
     return {
@@ -221,13 +258,13 @@ def _confirmed(model: "Model", trace: "Trace", layer: _Layer, row: dict[str, Any
         "matched_mean": sum(chance) / len(chance) if chance else 0.0,
         "matched_min": min(chance, default=0.0),
         "matched_max": max(chance, default=0.0),
-        "prediction_error": float((change - predicted)[1:].norm() / change[1:].norm().clamp_min(1e-30)),
+        "prediction_error": float((change - predicted).norm() / change.norm().clamp_min(1e-30)),
         "confirmed": bool(chance) and erased > max(0.0, *chance),
     }
 
 
 def _along(trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
-    return trace.run.stream((unit.layer or 0) + 1).double() @ axis
+    return trace.run.stream((unit.layer or 0) + 1)[1:].double() @ axis
 
 
 def _without(model: "Model", trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
@@ -236,21 +273,8 @@ def _without(model: "Model", trace: "Trace", unit: Unit, axis: Tensor) -> Float[
 
 
 def _erased(before: Float[Tensor, " pos"], without: Float[Tensor, " pos"]) -> float:
-    sizes = [one[1:].square().mean().sqrt() for one in (before, without)]
+    sizes = [one.square().mean().sqrt() for one in (before, without)]
     return 1 - float(sizes[0] / sizes[1]) if float(sizes[1]) > 0 else 0.0
-
-
-def _activations(trace: "Trace", layer: _Layer) -> Float[Tensor, "pos neuron"]:
-    """What each neuron is at every position."""
-    length = trace.inputs.length(0)
-    trace.run.keep(range(length))
-    index = next(i for i in trace.model.anatomy.writes_of(layer.unit) if trace.model.anatomy.writes[i].neurons)
-    return torch.stack([trace.run.moment(place).sources[index].double() for place in range(length)])
-
-
-def _sizes(trace: "Trace", layer: _Layer) -> Float[Tensor, " neuron"]:
-    written = _activations(trace, layer)[1:].square().mean(0).sqrt() * layer.writing.double().norm(dim=1)
-    return written.clamp_min(1e-30)
 
 
 def _bars(row: dict[str, Any]) -> list[Bar]:
@@ -262,42 +286,19 @@ def _bars(row: dict[str, Any]) -> list[Bar]:
 # --- heads --------------------------------------------------------------------------------------------------
 
 
-def _heads(model: "Model", trace: "Trace") -> tuple[list[dict[str, Any]], list[str]]:
+def _heads(model: "Model", present: dict[Unit, Tensor]) -> tuple[list[dict[str, Any]], list[str]]:
     weights = model.weights
     missing = [f"{unit} is left out: {error.reason or error.what}." for unit, error in weights.refusals.items()]
     if not weights.heads:
         return [], missing
-    present = _present(trace)
+    signs = [eigenvalue_sign(weights.ov(head)) for head in weights.heads]
+    rates = q_values(torch.tensor([sign.p for sign in signs], dtype=torch.float64)).tolist()
     found = []
-    for head in weights.heads:
-        sign = eigenvalue_sign(weights.ov(head), seed=model.seed)
-        at = present[head.sublayer][head.head_index or 0]
-        negates = sign.sign < 0 and sign.p <= SIGN_LEVEL
-        found.append(
-            {
-                "unit": str(head),
-                "sign": sign.sign,
-                "p": sign.p,
-                "null_spread": sign.null_spread,
-                "present": at,
-                "erases": negates and at >= PRESENT,
-            }
-        )
+    for head, sign, rate in zip(weights.heads, signs, rates, strict=True):
+        at = float(present[head.sublayer][head.head_index or 0])
+        row = {"unit": str(head), "sign": sign.sign, "z": sign.z, "p": sign.p, "q": rate, "present": at}
+        found.append({**row, "erases": sign.sign < 0 and rate <= RATE and at >= PRESENT})
     return found, missing
-
-
-def _present(trace: "Trace") -> dict[Unit, list[float]]:
-    """How much each head attends to the present token, on average over all but the first."""
-    length = trace.inputs.length(0)
-    trace.run.keep(range(length))
-    sums: dict[Unit, Tensor] = {}
-    for place in range(1, length):
-        attention = trace.run.moment(place).attention
-        for write in trace.model.anatomy.writes:
-            if write.attention is not None:
-                own = attention[write.attention.site].pattern[:, place].double().cpu()
-                sums[write.unit] = sums.get(write.unit, torch.zeros_like(own)) + own / (length - 1)
-    return {unit: values.tolist() for unit, values in sums.items()}
 
 
 # --- the stream's room --------------------------------------------------------------------------------------

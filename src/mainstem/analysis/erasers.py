@@ -5,13 +5,14 @@ there (Elhage et al. 2021, "Memory management"). In a gated MLP the sign of the 
 up: with the gate's row r_g a large gate value gives up . w, so the up row says what is erased, and the gate's row what
 turns it on; both are tested apart. The null is the same layer's rows and columns paired wrongly: every r_i with every
 w_j, j other than i. It keeps norms, spectra and directions that all neurons share. p is the part of those pairs with so
-small a cosine, and the false discovery rate is over all neurons and roles of the model (Benjamini and Hochberg 1995).
+small a cosine, and the false discovery rate is over all neurons of the model, by role (Benjamini and Hochberg 1995).
 
 A head copies with sign: the eigenvalues of W_OV say whether what it reads comes back as it was (positive) or negated.
-`negative` is sum Re(l) / sum |l|, from -1 to 1; the null turns the reading side of W_OV at random and keeps its
-spectrum. A head erases if that is small and it attends to the present token.
+`sign` is sum Re(l) / sum |l|, from -1 to 1. The null turns the reading side of W_OV at random and keeps its spectrum:
+then the trace, which is sum l, has mean 0 and variance ||W_OV||^2 / d_model, and is normal but for small ranks. A head erases if that is small and it attends to the present token.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -59,35 +60,21 @@ class Sign:
 
     Attributes:
         sign: sum Re(l) / sum |l| over its eigenvalues.
-        p: the part of random rotations with one so small, the measured one among them.
-        null_spread: over rotations; their mean is 0.
+        z: the trace over its standard deviation under random rotations.
+        p: of a trace so small.
     """
 
     sign: float
+    z: float
     p: float
-    null_spread: float
 
 
-def eigenvalue_sign(ov: Factored, draws: int = 99, seed: int = 0) -> Sign:
-    """The sign of one W_OV beside those of the same spectrum with the reading side turned at random."""
-    left, sizes, right = ov.svd()
-    used = sizes > 0
-    if not bool(used.any()):
-        return Sign(0.0, 1.0, 0.0)
-    own = _sign((right[used] @ left[:, used]) * sizes[used][:, None])
-    generator = torch.Generator().manual_seed(seed)
-    rank = int(used.sum())
-    random = torch.empty(draws, dtype=torch.float64)
-    for draw in range(draws):
-        gaussian = torch.randn(rank, left.shape[0], generator=generator, dtype=torch.float64)
-        lower = torch.linalg.cholesky(gaussian @ gaussian.T)
-        block = torch.linalg.solve_triangular(lower, gaussian[:, :rank], upper=False)
-        random[draw] = _sign(block.to(sizes) * sizes[used][:, None])
-    p = (1 + int((random <= own).sum())) / (draws + 1)
-    return Sign(own, p, float(random.std(correction=0)))
-
-
-def _sign(core: Float[Tensor, "row column"]) -> float:
-    values = torch.linalg.eigvals(core)
+def eigenvalue_sign(ov: Factored) -> Sign:
+    """The sign of one W_OV, beside matrices of the same spectrum with the reading side turned at random."""
+    norm = float(ov.norm())
+    if not norm > 0:
+        return Sign(0.0, 0.0, 1.0)
+    values = ov.eigenvalues()
     total = float(values.abs().sum())
-    return float(values.real.sum()) / total if total > 0 else 0.0
+    z = float(ov.trace()) * ov.shape[-1] ** 0.5 / norm
+    return Sign(float(values.real.sum()) / total if total > 0 else 0.0, z, 0.5 * math.erfc(-z / 2**0.5))
