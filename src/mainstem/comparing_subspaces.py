@@ -51,7 +51,8 @@ def compare_subspaces(
 
     Args:
         model: the model.
-        first, second: sides as this module writes them.
+        first: sides of units, as this module writes them.
+        second: the others.
         rank: how many directions of each to take.
         energy: the share of the squared norm to hold instead; 0.99 if neither is given.
         offset: for queries and keys, how many positions the source is before the destination.

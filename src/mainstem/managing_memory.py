@@ -269,7 +269,7 @@ def _along(trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
 
 def _without(model: "Model", trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
     with model.edited(Edit.zero(str(unit))):
-        return _along(model.trace(trace.inputs), unit, axis)
+        return _along(model.trace(trace.ids()), unit, axis)
 
 
 def _erased(before: Float[Tensor, " pos"], without: Float[Tensor, " pos"]) -> float:

@@ -5,11 +5,13 @@ there (Elhage et al. 2021, "Memory management"). In a gated MLP the sign of the 
 up: with the gate's row r_g a large gate value gives up . w, so the up row says what is erased, and the gate's row what
 turns it on; both are tested apart. The null is the same layer's rows and columns paired wrongly: every r_i with every
 w_j, j other than i. It keeps norms, spectra and directions that all neurons share. p is the part of those pairs with so
-small a cosine, and the false discovery rate is over all neurons of the model, by role (Benjamini and Hochberg 1995).
+small a cosine, and the false discovery rate is over all neurons of the model, by role (Benjamini and Hochberg
+1995).
 
-A head copies with sign: the eigenvalues of W_OV say whether what it reads comes back as it was (positive) or negated.
+A head copies with sign: the eigenvalues l of W_OV say whether what it reads comes back as it was (positive) or negated.
 `sign` is sum Re(l) / sum |l|, from -1 to 1. The null turns the reading side of W_OV at random and keeps its spectrum:
-then the trace, which is sum l, has mean 0 and variance ||W_OV||^2 / d_model, and is normal but for small ranks. A head erases if that is small and it attends to the present token.
+then the trace, which is sum l, has mean 0 and variance ||W_OV||^2 / d_model, and is nearly normal. A head erases if it
+negates and attends to the present token.
 """
 
 import math

@@ -15,8 +15,8 @@ The spectrum-matched overlap weighs each pair of directions by the energies they
 
 p-values count draws of random subspaces, the measured pair among them, so that the smallest is 1 / (draws + 1):
 `p_disjoint` of an overlap so small, `p_shared` of one so large. Few directions of many are nearly across by chance:
-there only an overlap smaller than theirs is called disjoint. Limits: outlier dimensions that all units use make spans share;
-`dimension` says how much one dimension of the stream alone contributes.
+there only an overlap smaller than theirs is called disjoint. Limits: outlier dimensions that all units use make spans
+share; `dimension` says how much one dimension of the stream alone contributes.
 """
 
 from dataclasses import dataclass

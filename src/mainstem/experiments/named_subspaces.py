@@ -171,7 +171,7 @@ def _experiment(
         claims=[*(_held(kind, one, held) for kind, one in found.items()), _apart(beside), *_swapped(rows)],
         tables=[ExperimentTable("Interchange", f"at {points[0]}, told at {points[1]}", list(rows[0]),
                                 [list(row.values()) for row in rows])],
-        notes=[f"Sentences are {SENTENCE!r}; probes read {points[0]} at the last position; a guess is right 1 in {CLASSES}."],
+        notes=[f"Sentences are {SENTENCE!r}; probes read the last position; a guess is right 1 in {CLASSES}."],
     )  # fmt: skip
 
 
