@@ -1,4 +1,4 @@
-"""How a model keeps its stream free: units that erase, confirmed by taking them out, and the use of the stream's room.
+"""Units that erase: how a model keeps its stream free, by its weights, and confirmed by taking them out of a run.
 
 Candidates come from the weights (`mainstem.analysis.erasers`): neurons at the false discovery rate, and heads that
 negate what they read of the present token. The strongest neurons are then taken out of a real run. With c the stream
@@ -18,13 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.bandwidth import bandwidth
 from mainstem.analysis.erasers import Cosines, cosines, eigenvalue_sign
 from mainstem.analysis.false_discovery import RATE, q_values
 from mainstem.causal.edits import Edit
 from mainstem.causal.reference import reference_text
 from mainstem.errors import LevelRefusedError, UsageError
-from mainstem.subspace_description import Bar, Map, SubspaceReading
+from mainstem.subspace_description import Bar, SubspaceReading
 from mainstem.units import Unit
 from mainstem.whole_numbers import whole_number
 
@@ -41,9 +40,6 @@ TOKENS = 64
 
 PRESENT = 0.25
 """How much of a head's attention has to be at the present token for it to erase there."""
-
-COLUMNS = 32
-"""How many dimensions the map shows: those of the largest variance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +76,7 @@ def find_erasers(
     """
     if whole_number("top", top) < 1 or whole_number("confirm", confirm) < 0:
         raise UsageError("Nothing to list", None, "Give a top of at least 1, and 0 or more to confirm.")
-    trace = _traced(model, text)
+    trace = traced(model, text)
     layers, notes = _layers(model)
     rows, roles = _candidates(layers)
     seen = _observed(trace)
@@ -124,7 +120,12 @@ def _verdict(found: int, tried: int, held: int, heads: int) -> str:
     return said if not tried else f"{said}; taken out, {held} of {tried} neurons are confirmed"
 
 
-def _traced(model: "Model", text: str | list[int] | None) -> "Trace":
+def traced(model: "Model", text: str | list[int] | None) -> "Trace":
+    """A run on a text, or on the reference text.
+
+    Raises:
+        UsageError: if it is too short.
+    """
     trace = model.trace(reference_ids(model) if text is None else text)
     if trace.inputs.length(0) < 4:
         raise UsageError(f"{trace.inputs.length(0)} tokens say nothing", None, "Give a longer text.")
@@ -299,64 +300,3 @@ def _heads(model: "Model", present: dict[Unit, Tensor]) -> tuple[list[dict[str, 
         row = {"unit": str(head), "sign": sign.sign, "z": sign.z, "p": sign.p, "q": rate, "present": at}
         found.append({**row, "erases": sign.sign < 0 and rate <= RATE and at >= PRESENT})
     return found, missing
-
-
-# --- the stream's room --------------------------------------------------------------------------------------
-
-
-def read_bandwidth(model: "Model", text: str | list[int] | None = None) -> SubspaceReading:
-    """How many directions the stream fills after each block, and who writes each dimension's variance.
-
-    Args:
-        model: the model.
-        text: what to run on; the reference text by default. Its first token is left out: in many models it is a sink.
-
-    Raises:
-        UsageError: if the text is too short.
-    """
-    trace = _traced(model, text)
-    count = len(model.anatomy.blocks)
-    streams = [trace.run.stream(layer)[1:].cpu() for layer in range(count + 1)]
-    made = bandwidth(streams, model.seed)
-    names = ["embed", *(f"L{layer}" for layer in range(count))]
-    total = made.shares @ made.variances / made.variances.sum()
-    middle = made.shares.median(1).values
-    rows = [
-        {
-            "layer": name,
-            "participation": rank.participation,
-            "entropy": rank.entropy,
-            "share": float(total[i]),
-            "median_share": float(middle[i]),
-            "erasing": float((made.shares[i] < 0).double().mean()),
-        }
-        for i, (name, rank) in enumerate(zip(names, made.ranks, strict=True))
-    ]
-    widest = made.variances.argsort(descending=True)[:COLUMNS]
-    return SubspaceReading(
-        subject="bandwidth",
-        title="The stream’s room",
-        verdict=f"at most {max(rank.participation for rank in made.ranks):.1f} directions by participation, "
-        f"{max(rank.entropy for rank in made.ranks):.1f} by entropy; white noise has {made.noise.participation:.1f} "
-        f"and {made.noise.entropy:.1f}",
-        provenance=model.provenance(),
-        warnings=[],
-        model=model.summary,
-        facts={
-            "tokens": made.tokens,
-            "noise": {"participation": made.noise.participation, "entropy": made.noise.entropy},
-            "unexplained": made.unexplained,
-        },
-        rows=rows,
-        caption="effective rank of the stream after each, and the share of the final variance that each writes",
-        maps=[
-            Map(
-                "Who writes each dimension",
-                "share of the final variance of a dimension, those of most variance; the rows of a column add up to 1",
-                names,
-                [str(int(place)) for place in widest],
-                made.shares[:, widest].tolist(),
-            )
-        ],
-        notes=[f"The stream of {made.tokens} tokens fills {made.tokens - 1} directions at most."],
-    )

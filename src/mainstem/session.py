@@ -24,6 +24,7 @@ import mainstem
 from mainstem.analysis.certificate import Check
 from mainstem.analysis.stream_weights import Operands, StreamWeights, stream_weights
 from mainstem.attributing import Circuit, PatchingEstimates, PatchPair, attribution_patching, circuit, edge_scores
+from mainstem.bandwidth_reading import read_bandwidth
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.edges import EdgeGraph, edge_graph
@@ -49,7 +50,7 @@ from mainstem.head_reading import read_heads
 from mainstem.knocking_out import knock_out_attention
 from mainstem.lab.pairs import Encoder
 from mainstem.learning_subspaces import learn_subspace
-from mainstem.managing_memory import find_erasers, read_bandwidth
+from mainstem.managing_memory import find_erasers
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
@@ -398,7 +399,7 @@ class Model:
         return find_erasers(self, text, **options)
 
     def bandwidth(self, text: Prompt | None = None) -> SubspaceReading:
-        """Effective ranks of the stream and who writes its variance; see `mainstem.managing_memory.read_bandwidth`."""
+        """Effective ranks of the stream and who writes its variance; see `mainstem.bandwidth_reading.read_bandwidth`."""
         return read_bandwidth(self, text)
 
     def _operands(self, positions: int) -> Operands:

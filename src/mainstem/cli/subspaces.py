@@ -56,6 +56,7 @@ def subspace(
 
             return compare_subspaces(model, first, second, rank=rank, energy=energy, offset=offset, draws=draws)
     with run.step("Looking for erasers ..." if erasers else "Reading the stream ..."):
-        from mainstem.managing_memory import find_erasers, read_bandwidth
+        from mainstem.bandwidth_reading import read_bandwidth
+        from mainstem.managing_memory import find_erasers
 
         return find_erasers(model, given, top=top) if erasers else read_bandwidth(model, given)
