@@ -399,7 +399,7 @@ class Model:
         return find_erasers(self, text, **options)
 
     def bandwidth(self, text: Prompt | None = None) -> SubspaceReading:
-        """Effective ranks of the stream and who writes its variance; see `mainstem.bandwidth_reading.read_bandwidth`."""
+        """Effective ranks of the stream, and who writes its variance; see `mainstem.bandwidth_reading`."""
         return read_bandwidth(self, text)
 
     def _operands(self, positions: int) -> Operands:
