@@ -1,5 +1,6 @@
 """The use of the stream's room, on a text: effective ranks block by block, and who writes each dimension's variance."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mainstem.analysis.bandwidth import bandwidth
@@ -13,7 +14,7 @@ COLUMNS = 32
 """How many dimensions the map shows: those of the largest variance."""
 
 
-def read_bandwidth(model: "Model", text: str | list[int] | None = None) -> SubspaceReading:
+def read_bandwidth(model: "Model", text: str | Sequence[int] | None = None) -> SubspaceReading:
     """How many directions the stream fills after each block, and who writes each dimension's variance.
 
     Args:

@@ -147,6 +147,10 @@ class CircuitReading:
         """The document that `--format json` prints."""
         return {"schema": "mainstem/circuits/1", "command": "circuits", **asdict(self)}
 
+    def about(self) -> dict[str, Any]:
+        """The document without what stands in the cells."""
+        return {name: value for name, value in self.as_dict().items() if name != "entries"}
+
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each listed entry."""
         for row in self.entries:

@@ -11,6 +11,7 @@ activation and its weights predict (`predicted`), and is `confirmed` if it erase
 layer's neurons that write as strongly on this text: those along the same direction. Else it is `not confirmed`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def reference_ids(model: "Model") -> list[int]:
 
 
 def find_erasers(
-    model: "Model", text: str | list[int] | None = None, *, top: int = 20, confirm: int = CONFIRMED
+    model: "Model", text: str | Sequence[int] | None = None, *, top: int = 20, confirm: int = CONFIRMED
 ) -> SubspaceReading:
     """Neurons and heads that erase.
 
@@ -120,7 +121,7 @@ def _verdict(found: int, tried: int, held: int, heads: int) -> str:
     return said if not tried else f"{said}; taken out, {held} of {tried} neurons are confirmed"
 
 
-def traced(model: "Model", text: str | list[int] | None) -> "Trace":
+def traced(model: "Model", text: str | Sequence[int] | None) -> "Trace":
     """A run on a text, or on the reference text.
 
     Raises:
@@ -189,7 +190,7 @@ def _layer(model: "Model", index: int) -> _Layer:
         if len(number) != 1:
             raise LevelRefusedError("No rows", str(write.unit), "its neurons read by several matrices")
         roles = model.anatomy.reads[write.activation.reads[int(number)]].roles
-        role = roles[place] if len(roles) > 1 else roles[0]
+        role = roles[min(place, len(roles) - 1)]
         reading[role] = rows["+".join(roles)][entries.column[:, place]]
     return _Layer(write.unit, reading, writing)
 

@@ -71,6 +71,10 @@ class SubspaceReading:
             "notes": self.notes,
         }
 
+    def about(self) -> dict[str, Any]:
+        """The document without what stands in the cells."""
+        return {name: value for name, value in self.as_dict().items() if name != "rows"}
+
     def cells(self) -> Iterator[dict[str, Any]]:
         """The rows of a Parquet file."""
         yield from self.rows

@@ -1,5 +1,4 @@
-"""The command line: `mainstem explain`, `anatomy`, `lens`, `steer`, `patch`, `heads`, `circuits`,
-`subspace`, `reproduce`.
+"""The command line, `mainstem`: each command is in one of the modules here, which `mainstem.cli.app` gathers.
 
 A command parses, calls the session, and hands a plain result to `mainstem.report`; it computes nothing. Exit status:
 0 done, 1 a refusal or failure that is explained, 2 wrong usage, 130 interrupted, 141 nobody reads the output any more.

@@ -1,11 +1,11 @@
-"""`mainstem circuits HEAD`: what a head does between tokens, from the weights."""
+"""`mainstem circuits`: what a head does between tokens, and who composes with whom, from the weights."""
 
 from typing import Annotated
 
 import typer
 
 from mainstem.cli import options as o
-from mainstem.cli.app import Top, command
+from mainstem.cli.command import Top, command
 from mainstem.cli.running import Run
 from mainstem.errors import UsageError
 
@@ -13,7 +13,7 @@ from mainstem.errors import UsageError
 @command
 def circuits(
     run: Run,
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="The head, such as L9H8.")],
+    head: Annotated[str | None, typer.Argument(metavar="[HEAD]", help="The head, such as L9H8.")] = None,
     source: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Look up a skip trigram: the source, text or id:7042.")
     ] = None,
@@ -23,22 +23,45 @@ def circuits(
     predicts: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Of the skip trigram: what is predicted.")
     ] = None,
-    offset: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Destination minus source, for rotary embedding.")
-    ] = 0,
     embedding: Annotated[
         str, typer.Option(metavar="|".join(o.EMBEDDINGS), help="As they are, or each through the head's norm.")
     ] = "plain",
+    composition: Annotated[
+        bool, typer.Option("--composition", help="Instead of a head: every pair of a reader and a writer.")
+    ] = False,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind", metavar="|".join(o.COMPOSITIONS), help="With --composition: what reads. Default: q, k and v."
+        ),
+    ] = None,
+    writers: Annotated[
+        str, typer.Option(metavar="|".join(o.WRITERS), help="With --composition: who writes.")
+    ] = o.WRITERS[0],
+    offset: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Destination minus source, for rotary embedding.")
+    ] = 0,
     top: Top = 10,
 ):
-    """Read a head's QK and OV circuits in the vocabulary."""
-    o.choice("kind of embedding", embedding, o.EMBEDDINGS)
+    """Read a head's QK and OV circuits in the vocabulary, or who composes with whom."""
+    if (head is not None) == composition:
+        raise UsageError("One thing is asked at a time", None, "Give HEAD, such as L9H8, or --composition.")
     asked = [token for token in (source, destination, predicts) if token is not None]
+    o.choice("kind of embedding", embedding, o.EMBEDDINGS)
+    o.choice("kind of writer", writers, o.WRITERS)
+    for kind in kinds or ():
+        o.choice("kind of composition", kind, o.COMPOSITIONS)
+    if head is None:
+        if asked:
+            raise UsageError("A skip trigram is one of a head", None, "Give HEAD, or leave the tokens out.")
+        model = run.open()
+        with run.step("Composing ..."):
+            return model.composition(tuple(kinds or o.COMPOSITIONS[:3]), offset=offset, writers=writers, top=top)
+    if kinds:
+        raise UsageError("Kinds are those of compositions", "--kind", "Add --composition in place of HEAD.")
     if len(asked) not in (0, 3):
         what = "A skip trigram is a source, a destination and an output"
         raise UsageError(what, None, "Give all of --source, --destination and --predicts, or none.")
     model = run.open()
     with run.step("Reading circuits ..."):
-        from mainstem.circuit_reading import read_circuits
-
-        return read_circuits(model, head, asked, offset=offset, embedding=embedding, top=top)
+        return model.head_circuits(head, *asked, offset=offset, embedding=embedding, top=top)

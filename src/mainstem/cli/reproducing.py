@@ -1,5 +1,6 @@
 """The command that runs published cases."""
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -8,6 +9,9 @@ from mainstem.cli import options as o
 from mainstem.cli.command import command
 from mainstem.cli.running import Run
 from mainstem.errors import UsageError
+
+MODULES = {name: name.replace("-", "_") for name in o.EXPERIMENTS} | {"induction-in-the-wild": "induction"}
+"""Where each experiment is, below `mainstem.experiments`; imported when it is asked for."""
 
 
 @command
@@ -25,19 +29,7 @@ def reproduce(
     if prompts is not None and experiment != "knowledge":
         raise UsageError("Only knowledge has several prompts", f"--prompts {prompts}", "Leave it out.")
     model = run.open()
+    options = {} if prompts is None else {"per_relation": prompts}
     with run.step(f"Running {experiment} ..."):
-        if experiment == "paris":
-            from mainstem.experiments import paris
-
-            return paris.run(model, quick, run.report)
-        if experiment == "indirect-object":
-            from mainstem.experiments import indirect_object
-
-            return indirect_object.run(model, quick, run.report)
-        if experiment == "induction-in-the-wild":
-            from mainstem.experiments import induction
-
-            return induction.run(model, quick, run.report)
-        from mainstem.experiments import knowledge
-
-        return knowledge.run(model, quick, prompts, run.report)
+        module = import_module(f"mainstem.experiments.{MODULES[experiment]}")
+        return module.run(model, quick, report=run.report, **options)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mainstem.cli.app import command
+from mainstem.cli.command import command
 from mainstem.cli.running import Run
 from mainstem.errors import UsageError
 

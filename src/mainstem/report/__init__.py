@@ -1,22 +1,14 @@
 """Results as tables, JSON and HTML. A report renders the plain data of a result and computes nothing.
 
-    explain   Explanation         ->  explain_terminal    explain_page
-    anatomy   AnatomyDescription  ->  anatomy_terminal    anatomy_page
-    lens      LensReading         ->  lens_terminal       lens_page
-    reproduce Experiment          ->  experiment_terminal experiment_page
-    steer     Compared            ->  steer_terminal      steer_page
-    patch     PatchReading        ->  patch_terminal      patch_page        parquet
-    any       PromptSetReading    ->  set_terminal        set_page          (many prompts)
-    circuits  CompositionReading  ->  composition_terminal composition_page parquet
-    heads     HeadsReading        ->  heads_terminal      heads_page        parquet
-              CircuitReading      ->  circuits_terminal   circuits_page     parquet
-    subspace  SubspaceReading     ->  subspace_terminal   subspace_page     parquet
+Which result is rendered by what is in `_RENDERERS`: for each a table for the terminal and a page; results that are
+tables, too (`TabularDocument`), can be written as Parquet.
 
 No report imports torch: a result that was saved can be rendered without a model.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from io import StringIO
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +25,20 @@ from mainstem.patch_description import PatchReading
 from mainstem.prompt_set_description import PromptSetReading
 from mainstem.report.text import finite
 from mainstem.subspace_description import SubspaceReading
+
+_RENDERERS = {
+    Explanation: ("explain_terminal:print_explanation", "explain_page:explanation_page"),
+    AnatomyDescription: ("anatomy_terminal:print_anatomy", "anatomy_page:anatomy_page"),
+    LensReading: ("lens_terminal:print_lens", "lens_page:lens_page"),
+    Experiment: ("experiment_terminal:print_experiment", "experiment_page:experiment_page"),
+    Compared: ("steer_terminal:print_comparison", "steer_page:comparison_page"),
+    PatchReading: ("patch_terminal:print_patch", "patch_page:patch_page"),
+    PromptSetReading: ("set_terminal:print_prompt_set", "set_page:prompt_set_page"),
+    CompositionReading: ("composition_terminal:print_composition", "composition_page:composition_page"),
+    CircuitReading: ("circuits_terminal:print_circuits", "circuits_page:circuits_page"),
+    HeadsReading: ("heads_terminal:print_heads", "heads_page:heads_page"),
+    SubspaceReading: ("subspace_terminal:print_subspace", "subspace_page:subspace_page"),
+}
 
 
 class Document(Protocol):
@@ -62,54 +68,12 @@ def as_json(result: Document) -> str:
 
 
 def print_tables(console: Console, result: Document) -> None:
-    """Prints a result as tables."""
-    # Imported when needed: rich's tables take a tenth of a second.
-    if isinstance(result, Explanation):
-        from mainstem.report.explain_terminal import print_explanation
+    """Prints a result as tables.
 
-        print_explanation(console, result)
-    elif isinstance(result, LensReading):
-        from mainstem.report.lens_terminal import print_lens
-
-        print_lens(console, result)
-    elif isinstance(result, AnatomyDescription):
-        from mainstem.report.anatomy_terminal import print_anatomy
-
-        print_anatomy(console, result)
-    elif isinstance(result, Experiment):
-        from mainstem.report.experiment_terminal import print_experiment
-
-        print_experiment(console, result)
-    elif isinstance(result, Compared):
-        from mainstem.report.steer_terminal import print_comparison
-
-        print_comparison(console, result)
-    elif isinstance(result, PatchReading):
-        from mainstem.report.patch_terminal import print_patch
-
-        print_patch(console, result)
-    elif isinstance(result, PromptSetReading):
-        from mainstem.report.set_terminal import print_prompt_set
-
-        print_prompt_set(console, result)
-    elif isinstance(result, CompositionReading):
-        from mainstem.report.composition_terminal import print_composition
-
-        print_composition(console, result)
-    elif isinstance(result, HeadsReading):
-        from mainstem.report.heads_terminal import print_heads
-
-        print_heads(console, result)
-    elif isinstance(result, CircuitReading):
-        from mainstem.report.circuits_terminal import print_circuits
-
-        print_circuits(console, result)
-    elif isinstance(result, SubspaceReading):
-        from mainstem.report.subspace_terminal import print_subspace
-
-        print_subspace(console, result)
-    else:
-        raise TypeError(f"there is no table for {type(result).__name__}")
+    Raises:
+        TypeError: there is no table for results of this class.
+    """
+    _renderer(result, 0)(console, result)
 
 
 def as_text(result: Document, width: int | None = None) -> str:
@@ -127,48 +91,13 @@ def as_html(result: Document) -> str:
     Raises:
         TypeError: there is no page for results of this class.
     """
-    if isinstance(result, Explanation):
-        from mainstem.report.explain_page import explanation_page
+    return _renderer(result, 1)(result)
 
-        return explanation_page(result)
-    if isinstance(result, LensReading):
-        from mainstem.report.lens_page import lens_page
 
-        return lens_page(result)
-    if isinstance(result, AnatomyDescription):
-        from mainstem.report.anatomy_page import anatomy_page
-
-        return anatomy_page(result)
-    if isinstance(result, Experiment):
-        from mainstem.report.experiment_page import experiment_page
-
-        return experiment_page(result)
-    if isinstance(result, Compared):
-        from mainstem.report.steer_page import comparison_page
-
-        return comparison_page(result)
-    if isinstance(result, PatchReading):
-        from mainstem.report.patch_page import patch_page
-
-        return patch_page(result)
-    if isinstance(result, PromptSetReading):
-        from mainstem.report.set_page import prompt_set_page
-
-        return prompt_set_page(result)
-    if isinstance(result, CompositionReading):
-        from mainstem.report.composition_page import composition_page
-
-        return composition_page(result)
-    if isinstance(result, HeadsReading):
-        from mainstem.report.heads_page import heads_page
-
-        return heads_page(result)
-    if isinstance(result, CircuitReading):
-        from mainstem.report.circuits_page import circuits_page
-
-        return circuits_page(result)
-    if isinstance(result, SubspaceReading):
-        from mainstem.report.subspace_page import subspace_page
-
-        return subspace_page(result)
-    raise TypeError(f"there is no page for {type(result).__name__}")
+def _renderer(result: Document, which: int) -> Callable:
+    """A function of a report, imported when it is needed: rich's tables take a tenth of a second."""
+    found = _RENDERERS.get(type(result))
+    if found is None:
+        raise TypeError(f"there is no report for {type(result).__name__}")
+    module, _, name = found[which].partition(":")
+    return getattr(import_module(f"mainstem.report.{module}"), name)
