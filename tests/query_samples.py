@@ -8,9 +8,9 @@ import zoo
 
 import mainstem
 from mainstem.analysis.keys import Key
+from mainstem.explain.unit_keys import key_of
 from mainstem.targets import Target
 from mainstem.tracing import Trace
-from mainstem.unit_keys import key_of
 from mainstem.units import Unit
 
 TARGET = Target(ids=(7,), against=(), text="id:7")

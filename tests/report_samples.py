@@ -1,6 +1,6 @@
 """Results made by hand for the reports' tests: no model is needed, and everything that can go wrong is in them."""
 
-from mainstem.description import (
+from mainstem.results.description import (
     AnatomyDescription,
     BlockRow,
     CourseRow,
@@ -20,7 +20,7 @@ from mainstem.description import (
     StreamRow,
     WriteRow,
 )
-from mainstem.explanation import (
+from mainstem.results.explanation import (
     Certificate,
     CheckSummary,
     Explanation,
@@ -31,9 +31,9 @@ from mainstem.explanation import (
     Token,
     ValueRow,
 )
-from mainstem.generation import Compared, Generated, Likelihood
-from mainstem.patch_description import CellRow, PatchReading, StabilityRow
-from mainstem.unit_description import Null, Sigmoid, TokenLogit, UnitReading
+from mainstem.results.generation import Compared, Generated, Likelihood
+from mainstem.results.patch import CellRow, PatchReading, StabilityRow
+from mainstem.results.unit import Null, Sigmoid, TokenLogit, UnitReading
 
 NASTY = [
     "The",

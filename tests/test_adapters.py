@@ -11,8 +11,8 @@ from torch import nn
 
 import mainstem
 from mainstem.analysis.decompose import LEVELS, decompose
-from mainstem.describing import describe_anatomy
 from mainstem.model.discovery import discover
+from mainstem.read.describing import describe_anatomy
 from mainstem.targets import Target
 
 pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import mainstem
 from mainstem.analysis.ranks import correlation, rank_correlation, ranks
-from mainstem.attributing import PatchPair
 from mainstem.causal.attribution_patching import GRADIENTS, AttributionPatcher, AttributionPatching
 from mainstem.causal.exact_patching import agreement, exact_effects
 from mainstem.causal.patch_places import PLACE_KINDS, patch_places
 from mainstem.causal.tracked import Cost, Prompt
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
+from mainstem.intervene.attributing import PatchPair
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.run.inputs import base_arguments
 

@@ -27,11 +27,12 @@ from safetensors.torch import load_file, save_file
 
 import mainstem
 import mainstem.session
-from mainstem import cli, description, explanation, generation, patch_description
+from mainstem import cli
 from mainstem.cli import options
 from mainstem.cli.app import app
 from mainstem.cli.output import check_format
 from mainstem.errors import UsageError
+from mainstem.results import description, explanation, generation, patch_description
 
 SOURCE = Path(mainstem.__file__).parents[1]
 DOCS = (SOURCE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
@@ -674,7 +675,7 @@ def test_the_words_of_the_options_are_those_of_the_analysis():
     from mainstem.analysis.ranking import KIND_LEVELS
     from mainstem.analysis.readout import NORMS
     from mainstem.analysis.scores import RANKINGS
-    from mainstem.explaining import DEFAULT_KINDS
+    from mainstem.explain.explaining import DEFAULT_KINDS
 
     assert options.SCORES == RANKINGS and options.NORMS == NORMS
     assert tuple(KIND_LEVELS) == options.KINDS and options.DEFAULT_KINDS == DEFAULT_KINDS
@@ -683,8 +684,8 @@ def test_the_words_of_the_options_are_those_of_the_analysis():
 def test_the_defaults_of_the_options_are_those_of_the_session():
     import inspect
 
-    from mainstem.explaining import explain
-    from mainstem.lens_reading import read_lens
+    from mainstem.explain.explaining import explain
+    from mainstem.read.lens_reading import read_lens
 
     for verb, function in (("explain", explain), ("lens", read_lens)):
         own = inspect.signature(function).parameters

@@ -12,9 +12,9 @@ from mainstem.causal.patching_grids import GRIDS
 from mainstem.causal.replay import DEFAULT_MEMORY
 from mainstem.cli import options
 from mainstem.errors import PairError, TargetError, UsageError
+from mainstem.intervene.patch_reading import read_patch
 from mainstem.lab.pairs import PromptPair
 from mainstem.lab.tasks import TASKS
-from mainstem.patch_reading import read_patch
 from mainstem.report import as_html, as_text
 from tests.test_cli import directory, refused, run, saved  # noqa: F401 (fixtures)
 

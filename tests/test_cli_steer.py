@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 import mainstem
 from mainstem.causal.edits import Edit
-from mainstem.edit_text import EXAMPLES, parse_edit
 from mainstem.errors import EditError, UnitError
+from mainstem.intervene.edit_text import EXAMPLES, parse_edit
 from tests.test_cli import PROMPT, directory, refused, run, saved  # noqa: F401 (fixtures)
 
 # --- the words --------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def test_mistakes_on_the_command_line(run, arguments, expected):  # noqa: F811
 
 
 def test_a_ratio_is_that_of_the_two_probabilities():
-    from mainstem.generation import Likelihood
     from mainstem.report.steer_text import ratio, ratio_text
+    from mainstem.results.generation import Likelihood
 
     assert ratio(Likelihood("x", ["x"], math.log(0.2), math.log(0.4))) == pytest.approx(2)
     assert ratio_text(Likelihood("x", ["x"], -1.0, -1.0)) == "× 1"

@@ -7,7 +7,7 @@ import torch
 
 import mainstem
 from mainstem.analysis.decompose import LEVELS
-from mainstem.explanation import Explanation
+from mainstem.results.explanation import Explanation
 from mainstem.session import Model
 from mainstem.targets import Target
 from mainstem.tracing import Trace

@@ -8,9 +8,9 @@ import torch
 import zoo
 
 import mainstem
-from mainstem.describing import describe_anatomy
 from mainstem.errors import MainstemError, UsageError
-from mainstem.lens_reading import read_lens
+from mainstem.read.describing import describe_anatomy
+from mainstem.read.lens_reading import read_lens
 from mainstem.report import as_html, as_json, as_text
 
 pytestmark = pytest.mark.slow  # thorough, and not among what every edit runs

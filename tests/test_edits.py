@@ -7,7 +7,6 @@ from torch import nn
 
 import mainstem
 from mainstem import Edit, Model, Unit
-from mainstem.attributing import PatchPair
 from mainstem.causal.edited import unedited
 from mainstem.causal.edits import Method
 from mainstem.errors import (
@@ -19,6 +18,7 @@ from mainstem.errors import (
     RunError,
     UnitError,
 )
+from mainstem.intervene.attributing import PatchPair
 from mainstem.points import Point
 from mainstem.run.inputs import CACHES
 

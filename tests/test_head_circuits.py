@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from mainstem.analysis.head_circuits import HeadCircuits, forced
 from mainstem.analysis.vocabulary_table import VocabularyTable
-from mainstem.circuit_reading import circuits_of, read_circuits
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError, UnitError, UsageError
-from mainstem.expanding import path_expansion
 from mainstem.lab.planted_circuits import FORCED, SKIP_TRIGRAMS, PlantedCircuits
 from mainstem.report import as_html, as_json, as_text
 from mainstem.session import open as open_model
+from mainstem.weights.circuit_reading import circuits_of, read_circuits
+from mainstem.weights.expanding import path_expansion
 
 MARGIN = 1.5
 """Times the rotated table's largest entry: what counts as found."""

@@ -16,10 +16,10 @@ from mainstem.analysis.attending import REACH, copied_share, looks_first, probes
 from mainstem.analysis.false_discovery import p_values, q_values
 from mainstem.cli import run
 from mainstem.errors import LevelRefusedError, PairError, PromptError, UnitError, UsageError
-from mainstem.head_ablation import take_out
-from mainstem.head_reading import read_heads
 from mainstem.lab.repeated import PERIOD, RandomTokens
 from mainstem.report import as_html, as_json, as_text
+from mainstem.weights.head_ablation import take_out
+from mainstem.weights.head_reading import read_heads
 
 VOCABULARY, CONTEXT, HEADS = 64, 128, 4
 TOKEN, POSITION = slice(0, 64), slice(64, 192)
@@ -241,7 +241,7 @@ def test_models_without_heads_are_refused():
 
 
 def test_a_context_too_short(planted, monkeypatch):
-    monkeypatch.setattr("mainstem.head_reading.context_length", lambda module: 100)
+    monkeypatch.setattr("mainstem.weights.head_reading.context_length", lambda module: 100)
     with pytest.raises(PromptError, match="101 tokens, and the model's context is 100"):
         read_heads(planted)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mainstem.experiments import induction_claims as claims
-from mainstem.head_description import AblationRow, Control, InContext
+from mainstem.results.heads import AblationRow, Control, InContext
 
 CONTROL = Control([["L1H0"], ["L1H1"]], [0.1, 0.2], [0.0, 0.0])
 TAKEN = AblationRow("prefix", ["L1H2"], "mean", 3.0, 0.1, CONTROL, 20.0)

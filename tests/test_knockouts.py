@@ -16,7 +16,7 @@ from mainstem.causal.edits import Edit
 from mainstem.causal.knockouts import windows
 from mainstem.causal.metrics import Metric
 from mainstem.errors import ChoiceError, LevelRefusedError, PairError, PositionError, UsageError
-from mainstem.intervening import rows_of
+from mainstem.intervene.intervening import rows_of
 from mainstem.lab.planted import PlantedModel, planted_pairs
 from mainstem.session import Model
 

@@ -16,7 +16,7 @@ from mainstem.causal.head_changes import HeadChange, head_values
 from mainstem.causal.path_patching import PathEffects, PathPatching
 from mainstem.causal.pieces import Attending, Entries, PieceMap
 from mainstem.errors import LevelRefusedError, PairError, UnitError, UsageError
-from mainstem.following_paths import default_senders
+from mainstem.intervene.following_paths import default_senders
 from mainstem.lab.planted import EDGES, PlantedModel, planted_pairs
 from mainstem.points import Point
 from mainstem.run.inputs import base_arguments

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import mainstem
-from mainstem.attributing import Circuit, PatchPair
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.metrics import Metric
 from mainstem.errors import ChoiceError, UsageError
+from mainstem.intervene.attributing import Circuit, PatchPair
 from mainstem.lab.planted import EDGES, NODES, PlantedModel, planted_pairs
 
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import mainstem
-from mainstem import prompt_sets
 from mainstem.analysis.statistics import interval
 from mainstem.errors import CertificateError, PairError, TokenError
 from mainstem.lab.pairs import PromptPair
-from mainstem.lens_reading import read_lens
+from mainstem.many import prompt_sets
+from mainstem.many.set_explaining import explain_set
+from mainstem.many.set_lens import read_lens_set
+from mainstem.many.set_steering import compare_set
+from mainstem.read.lens_reading import read_lens
 from mainstem.report import as_html, as_json, as_text
-from mainstem.set_explaining import explain_set
-from mainstem.set_lens import read_lens_set
-from mainstem.set_steering import compare_set
 from tests.test_cli import directory, refused, run, saved  # noqa: F401 (fixtures)
 
 PAIRS = [

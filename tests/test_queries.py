@@ -13,10 +13,10 @@ import mainstem
 from mainstem.analysis.queries import Shares, query_totals, shares_of
 from mainstem.causal.query_check import QueryCheck, _edits, check_queries
 from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
+from mainstem.explain.unit_keys import key_of
 from mainstem.run.capture import capture
 from mainstem.session import Model
 from mainstem.tracing import Trace
-from mainstem.unit_keys import key_of
 from mainstem.units import Unit
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from mainstem.analysis.keys import Key, evaluated, pattern_key, value_key
 from mainstem.analysis.neuron_keys import neuron_key
 from mainstem.analysis.queries import shares_of
 from mainstem.errors import CertificateError
+from mainstem.explain.unit_keys import key_of
 from mainstem.model.activation import ray_gradient
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.graph import NormNode, SumNode
 from mainstem.tracing import Trace
-from mainstem.unit_keys import key_of
 from mainstem.units import Unit
 
 # --- the key ------------------------------------------------------------------------------------------------

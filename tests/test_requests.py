@@ -10,9 +10,6 @@ import torch
 import zoo
 
 import mainstem
-from mainstem import generating
-from mainstem.attributing import PatchPair
-from mainstem.describing import describe_anatomy
 from mainstem.errors import (
     ChoiceError,
     MainstemError,
@@ -24,7 +21,10 @@ from mainstem.errors import (
     UnitError,
     UsageError,
 )
-from mainstem.lens_reading import read_lens
+from mainstem.intervene import generating
+from mainstem.intervene.attributing import PatchPair
+from mainstem.read.describing import describe_anatomy
+from mainstem.read.lens_reading import read_lens
 from mainstem.report import as_json
 from mainstem.session import Model
 from mainstem.targets import Target

@@ -245,7 +245,7 @@ def test_kinds_that_a_model_lacks_are_left_out_beside_others() -> None:
 
 
 def test_a_target_beyond_the_first_thousand_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mainstem import explaining
+    from mainstem.explain import explaining
 
     trace = trace_of("llama")
     weak = int(trace.logits().argmin())

@@ -18,10 +18,10 @@ from mainstem.analysis.queries import shares_of
 from mainstem.analysis.search import SLACK, IncreaseSearch
 from mainstem.analysis.steps import step_targets
 from mainstem.errors import TargetError, TokenError, UnitError, UsageError
+from mainstem.explain.unit_keys import key_of
 from mainstem.session import Model
 from mainstem.targets import Target
 from mainstem.tracing import Trace
-from mainstem.unit_keys import key_of
 from mainstem.units import Unit
 
 KINDS = frozenset({"attention_subvalue", "ffn_neuron", "expert_neuron"})

@@ -15,9 +15,9 @@ from mainstem.analysis.readout import before_softmax, frozen_scale, normed
 from mainstem.analysis.unit_tokens import alone, centred_logits, spread
 from mainstem.analysis.warnings import null_warning
 from mainstem.errors import LevelRefusedError, UnitError, UsageError
+from mainstem.read.unit_reading import UnitReader
 from mainstem.session import Model
 from mainstem.tracing import Trace
-from mainstem.unit_reading import UnitReader
 from mainstem.units import Unit
 
 

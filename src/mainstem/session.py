@@ -23,8 +23,6 @@ from torch import Tensor
 import mainstem
 from mainstem.analysis.certificate import Check
 from mainstem.analysis.stream_weights import Operands, StreamWeights, stream_weights
-from mainstem.attributing import Circuit, PatchingEstimates, PatchPair, attribution_patching, circuit, edge_scores
-from mainstem.bandwidth_reading import read_bandwidth
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.edges import EdgeGraph, edge_graph
@@ -35,39 +33,48 @@ from mainstem.causal.labels import check_labels
 from mainstem.causal.patching import Sweep
 from mainstem.causal.path_patching import PathEffects
 from mainstem.causal.subspaces import Subspace
-from mainstem.circuit_description import CircuitReading
-from mainstem.circuit_reading import read_circuits
-from mainstem.comparing_subspaces import compare_subspaces
-from mainstem.composing import composition
-from mainstem.composition_description import CompositionReading
 from mainstem.errors import PositionError, PromptError, TargetError
-from mainstem.explanation import Explanation, Provenance
-from mainstem.following_paths import patch_paths
-from mainstem.generating import compare, generate
-from mainstem.generation import Compared, Generated
-from mainstem.head_description import HeadsReading
-from mainstem.head_reading import read_heads
-from mainstem.knocking_out import knock_out_attention
+from mainstem.explain.unit_keys import named_unit
+from mainstem.intervene.attributing import (
+    Circuit,
+    PatchingEstimates,
+    PatchPair,
+    attribution_patching,
+    circuit,
+    edge_scores,
+)
+from mainstem.intervene.following_paths import patch_paths
+from mainstem.intervene.generating import compare, generate
+from mainstem.intervene.knocking_out import knock_out_attention
+from mainstem.intervene.learning_subspaces import learn_subspace
+from mainstem.intervene.patching import patch
+from mainstem.intervene.steering import edit_of
+from mainstem.intervene.tracing_causes import causal_trace
 from mainstem.lab.pairs import Encoder
-from mainstem.learning_subspaces import learn_subspace
-from mainstem.managing_memory import find_erasers
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
 from mainstem.model.discovery import discover, probe_ids
 from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
-from mainstem.patching import patch
 from mainstem.points import Point
+from mainstem.results.circuits import CircuitReading
+from mainstem.results.composition import CompositionReading
+from mainstem.results.explanation import Explanation, Provenance
+from mainstem.results.generation import Compared, Generated
+from mainstem.results.heads import HeadsReading
+from mainstem.results.subspace import SubspaceReading
 from mainstem.run.inputs import Inputs, base_arguments, context_length, make_inputs
 from mainstem.run.operands import operands_of
-from mainstem.steering import edit_of
-from mainstem.subspace_description import SubspaceReading
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
-from mainstem.tracing_causes import causal_trace
-from mainstem.unit_keys import named_unit
 from mainstem.units import Unit
-from mainstem.weights_checking import weights_certificate
+from mainstem.weights.bandwidth_reading import read_bandwidth
+from mainstem.weights.circuit_reading import read_circuits
+from mainstem.weights.comparing_subspaces import compare_subspaces
+from mainstem.weights.composing import composition
+from mainstem.weights.head_reading import read_heads
+from mainstem.weights.managing_memory import find_erasers
+from mainstem.weights.weights_checking import weights_certificate
 
 Prompt = str | Sequence[int]
 LABEL_POSITIONS = 7
@@ -218,37 +225,45 @@ class Model:
             yield self
 
     def edit(self, written: str) -> Edit:
-        """The edit that a text describes, such as "scale L9H8 0.5 @-1"; see `mainstem.edit_text` for how to write one.
+        """The edit that a text describes, such as "scale L9H8 0.5 @-1".
+
+        See `mainstem.intervene.edit_text` for how to write one.
 
         Raises:
-            EditError, UnitError, TargetError, PromptError: as `mainstem.steering.edit_of`.
+            EditError, UnitError, TargetError, PromptError: as `mainstem.intervene.steering.edit_of`.
         """
         return edit_of(self, written)
 
     def generate(self, prompt: Prompt, count: int = 20, *edits: Edit, **options: Any) -> Generated:
-        """What the model writes, under edits; see `mainstem.generating.generate` for the options."""
+        """What the model writes, under edits; see `mainstem.intervene.generating.generate` for the options."""
         return generate(self, prompt, count, edits, **options)
 
     def compare(self, prompt: Prompt, *edits: Edit, **options: Any) -> Compared:
-        """What the model writes with edits and without; see `mainstem.generating.compare` for the options."""
+        """What the model writes with edits and without; see `mainstem.intervene.generating.compare` for the options."""
         return compare(self, prompt, edits, **options)
 
     def patch_paths(self, clean: Prompt, corrupted: Prompt, *paths: Any, **options: Any) -> PathEffects:
-        """Effects along direct paths; see `mainstem.following_paths.patch_paths` for paths and options."""
+        """Effects along direct paths; see `mainstem.intervene.following_paths.patch_paths` for paths and options."""
         return patch_paths(self, clean, corrupted, *paths, **options)
 
     def knock_out_attention(self, prompt: Prompt, *sources: Any, **options: Any) -> Knockouts:
-        """Attention to some sources knocked out, layer by layer; see `mainstem.knocking_out.knock_out_attention`."""
+        """Attention to some sources knocked out, layer by layer.
+
+        See `mainstem.intervene.knocking_out.knock_out_attention`.
+        """
         return knock_out_attention(self, prompt, *sources, **options)
 
     def causal_trace(
         self, clean: Prompt, corrupted: Prompt | None = None, *answers: Any, **options: Any
     ) -> CausalTrace:
-        """Which states bring the answer back to a corrupted run; see `mainstem.tracing_causes.causal_trace`."""
+        """Which states bring the answer back to a corrupted run.
+
+        See `mainstem.intervene.tracing_causes.causal_trace`.
+        """
         return causal_trace(self, clean, corrupted, *answers, **options)
 
     def learn_subspace(self, at: Point | str, counterfactuals: Sequence[Any], *size: int, **options: Any) -> Subspace:
-        """A subspace that holds a variable, or not; see `mainstem.learning_subspaces.learn_subspace`."""
+        """A subspace that holds a variable, or not; see `mainstem.intervene.learning_subspaces.learn_subspace`."""
         return learn_subspace(self, at, counterfactuals, *size, **options)
 
     def check(
@@ -350,7 +365,10 @@ class Model:
         wrong_answers: str | Sequence[str] = (),
         **options: Any,
     ) -> Sweep:
-        """A patching sweep between two prompts; see `mainstem.patching.patch` for metrics, grids and options."""
+        """A patching sweep between two prompts.
+
+        See `mainstem.intervene.patching.patch` for metrics, grids and options.
+        """
         return patch(self, clean, corrupted, answers, wrong_answers, **options)
 
     @cached_property
@@ -375,31 +393,40 @@ class Model:
 
     @cached_property
     def weights_check(self) -> Check:
-        """The certificate of `weights`: some sublayers rebuilt from a run (see `mainstem.weights_checking`)."""
+        """The certificate of `weights`: some sublayers rebuilt from a run (see `mainstem.weights.weights_checking`)."""
         return weights_certificate(self, probe_ids(self.module)[0, :LABEL_POSITIONS].tolist())
 
     def heads(self, *addresses: str, **options: Any) -> HeadsReading:
-        """What every head does, by behaviour; see `mainstem.head_reading.read_heads` for the options."""
+        """What every head does, by behaviour; see `mainstem.weights.head_reading.read_heads` for the options."""
         return read_heads(self, addresses, **options)
 
     def composition(self, kinds: Sequence[str] = ("q", "k", "v"), **options: Any) -> CompositionReading:
-        """Who reads what whom wrote, from the weights; see `mainstem.composing.composition` for the options."""
+        """Who reads what whom wrote, from the weights; see `mainstem.weights.composing.composition` for the options."""
         return composition(self, kinds, **options)
 
     def head_circuits(self, head: Unit | str, *skip_trigram: str, **options: Any) -> CircuitReading:
-        """QK and OV circuits of a head in the vocabulary; see `mainstem.circuit_reading.read_circuits` for options."""
+        """QK and OV circuits of a head in the vocabulary.
+
+        See `mainstem.weights.circuit_reading.read_circuits` for options.
+        """
         return read_circuits(self, head, skip_trigram, **options)
 
     def compare_subspaces(self, first: str, second: str, **options: Any) -> SubspaceReading:
-        """How what two sets of units read or write overlaps; see `mainstem.comparing_subspaces.compare_subspaces`."""
+        """How what two sets of units read or write overlaps.
+
+        See `mainstem.weights.comparing_subspaces.compare_subspaces`.
+        """
         return compare_subspaces(self, first, second, **options)
 
     def erasers(self, text: Prompt | None = None, **options: Any) -> SubspaceReading:
-        """Units that write against what they read; see `mainstem.managing_memory.find_erasers` for the options."""
+        """Units that write against what they read.
+
+        See `mainstem.weights.managing_memory.find_erasers` for the options.
+        """
         return find_erasers(self, text, **options)
 
     def bandwidth(self, text: Prompt | None = None) -> SubspaceReading:
-        """Effective ranks of the stream, and who writes its variance; see `mainstem.bandwidth_reading`."""
+        """Effective ranks of the stream, and who writes its variance; see `mainstem.weights.bandwidth_reading`."""
         return read_bandwidth(self, text)
 
     def _operands(self, positions: int) -> Operands:
@@ -416,15 +443,18 @@ class Model:
             return operands_of(self.module, self.anatomy, writes, ids, **base_arguments(self.module))
 
     def attribution_patching(self, pair: PatchPair, **options: Any) -> PatchingEstimates:
-        """What patching each unit would do, estimated; see `mainstem.attributing.attribution_patching`."""
+        """What patching each unit would do, estimated; see `mainstem.intervene.attributing.attribution_patching`."""
         return attribution_patching(self, pair, **options)
 
     def edge_scores(self, pairs: PatchPair | Sequence[PatchPair], **options: Any) -> EdgeScores:
-        """What corrupting each edge alone would do, estimated; see `mainstem.attributing.edge_scores`."""
+        """What corrupting each edge alone would do, estimated; see `mainstem.intervene.attributing.edge_scores`."""
         return edge_scores(self, pairs, **options)
 
     def circuit(self, pairs: PatchPair | Sequence[PatchPair], size: int, **options: Any) -> Circuit:
-        """The circuit of a size, and what it does by itself; see `mainstem.attributing.circuit` for the options."""
+        """The circuit of a size, and what it does by itself.
+
+        See `mainstem.intervene.attributing.circuit` for the options.
+        """
         return circuit(self, pairs, size, **options)
 
     def provenance(self) -> Provenance:

@@ -23,20 +23,20 @@ from mainstem.causal.outcomes import Verification
 from mainstem.causal.query_check import QueryCheck
 from mainstem.causal.repair import Repairs
 from mainstem.errors import CertificateError
-from mainstem.expanding import path_expansion
-from mainstem.explaining import explain
-from mainstem.explanation import Explanation, Queries, QueryTotals
-from mainstem.querying import check, queries, totals
-from mainstem.repairing import repair_trace
+from mainstem.explain.explaining import explain
+from mainstem.explain.querying import check, queries, totals
+from mainstem.explain.scoring import scores
+from mainstem.explain.unit_keys import input_key, input_target
+from mainstem.explain.verifying import verify_trace
+from mainstem.intervene.repairing import repair_trace
+from mainstem.read.unit_reading import UnitReader
+from mainstem.results.explanation import Explanation, Queries, QueryTotals
+from mainstem.results.unit import Sigmoid, UnitReading
 from mainstem.run.inputs import Inputs
 from mainstem.run.trace import RunTrace
-from mainstem.scoring import scores
 from mainstem.targets import Target
-from mainstem.unit_description import Sigmoid, UnitReading
-from mainstem.unit_keys import input_key, input_target
-from mainstem.unit_reading import UnitReader
 from mainstem.units import Unit
-from mainstem.verifying import verify_trace
+from mainstem.weights.expanding import path_expansion
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -105,7 +105,7 @@ class Trace:
         return attribute(self.decompose(level, position, row), target, score)
 
     def scores(self, target: Target, names: Sequence[str], **options: Any) -> Scores:
-        """Several scores of every unit; see `mainstem.scoring.scores` for the options."""
+        """Several scores of every unit; see `mainstem.explain.scoring.scores` for the options."""
         return scores(self, target, names, **options)
 
     def lens(self, position: int = -1, row: int = 0, norm: NormConvention = "recompute") -> Lens:
@@ -113,16 +113,22 @@ class Trace:
         return lens(decompose(self.run.moment(position, row), "sublayers"), norm)
 
     def explain(self, **options: Any) -> Explanation:
-        """Who wrote a prediction; see `mainstem.explaining.explain` for the options."""
+        """Who wrote a prediction; see `mainstem.explain.explaining.explain` for the options."""
         return explain(self, **options)
 
     def verify(self, target: Target | str, counts: Mapping[str, int] | None = None, **options: Any) -> Verification:
-        """A causal verdict on the units that a score names; see `mainstem.verifying.verify_trace` for the options."""
+        """A causal verdict on the units that a score names.
+
+        See `mainstem.explain.verifying.verify_trace` for the options.
+        """
         wanted = self.model.target(target) if isinstance(target, str) else target
         return verify_trace(self, wanted, counts, **options)
 
     def repair(self, units: Sequence[Unit | str], target: Target | str | None = None, **options: Any) -> Repairs:
-        """Direct and total effects of units, and what later layers make good; see `mainstem.repairing.repair_trace`."""
+        """Direct and total effects of units, and what later layers make good.
+
+        See `mainstem.intervene.repairing.repair_trace`.
+        """
         return repair_trace(self, units, target, **options)
 
     def unit_tokens(
@@ -169,21 +175,21 @@ class Trace:
         return input_target(input_key(self, wanted, position, row))
 
     def queries(self, unit: Unit | str, level: Level = "units", **options: Any) -> Queries:
-        """Which earlier units activate a value unit; see `mainstem.querying.queries` for the options."""
+        """Which earlier units activate a value unit; see `mainstem.explain.querying.queries` for the options."""
         return queries(self, unit, level, **options)
 
     def query_totals(
         self, values: Sequence[tuple[Unit | str, float]], over: str = "layers", **options: Any
     ) -> QueryTotals:
-        """Query layers, heads or neurons over several value units; see `mainstem.querying.totals`."""
+        """Query layers, heads or neurons over several value units; see `mainstem.explain.querying.totals`."""
         return totals(self, values, over, **options)
 
     def check_queries(self, unit: Unit | str, count: int = 10, **options: Any) -> QueryCheck:
-        """Takes the first `count` queries of a value unit away in a real run; see `mainstem.querying.check`."""
+        """Takes the first `count` queries of a value unit away in a real run; see `mainstem.explain.querying.check`."""
         return check(self, unit, count, **options)
 
     def path_expansion(self, row: int = 0) -> PathExpansion:
-        """The logits of an attention-only model as sums over paths; see `mainstem.expanding.path_expansion`."""
+        """The logits of an attention-only model as sums over paths; see `mainstem.weights.expanding.path_expansion`."""
         return path_expansion(self, row)
 
     def write(self, unit: Unit | str, row: int = 0) -> Float[Tensor, "pos d_model"]:

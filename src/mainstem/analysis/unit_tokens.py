@@ -130,7 +130,7 @@ def spread(decomposition: Decomposition, directions: int = DIRECTIONS, seed: int
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The sigmoid of one token; see `mainstem.unit_description.Sigmoid` for the fields."""
+    """The sigmoid of one token; see `mainstem.results.unit.Sigmoid` for the fields."""
 
     log_a: float
     log_b: float

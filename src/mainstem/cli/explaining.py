@@ -99,7 +99,7 @@ def explain(
     given = run.prompt(prompt)
 
     def check(model) -> None:
-        from mainstem.explaining import check_options
+        from mainstem.explain.explaining import check_options
 
         check_options(score or "increase", norm, chosen, top)
         model.check(given, (position,), run.common.chat, target or (), against or ())
@@ -117,14 +117,14 @@ def _explain_pairs(run: Run, pairs: Path | None, task: str | None, count: int, s
     chat = run.common.chat
 
     def check(model, chosen) -> None:
-        from mainstem.explaining import check_options
-        from mainstem.prompt_sets import check_pairs
+        from mainstem.explain.explaining import check_options
+        from mainstem.many.prompt_sets import check_pairs
 
         check_options(score, ranked["norm"], ranked["kinds"], ranked["top"], ranked["negative"])
         check_pairs(model, chosen, ranked["position"], chat)
 
     model, chosen = open_with_pairs(run, pairs, task, count, check)
     with run.step("Explaining ..."):
-        from mainstem.set_explaining import explain_set
+        from mainstem.many.set_explaining import explain_set
 
         return explain_set(model, chosen, chat=chat, progress=run.progress("Explaining"), score=score, **ranked)

@@ -43,7 +43,7 @@ def steer(
     count: Count = 10,
 ):
     """Write with edits and without, side by side."""
-    from mainstem.edit_text import parse_edit
+    from mainstem.intervene.edit_text import parse_edit
 
     for text in edit:
         parse_edit(text)
@@ -65,13 +65,13 @@ def _steer_pairs(run: Run, pairs: Path | None, task: str | None, count: int, edi
     chat = run.common.chat
 
     def check(model, chosen) -> None:
-        from mainstem.prompt_sets import check_pairs
+        from mainstem.many.prompt_sets import check_pairs
 
         check_pairs(model, chosen, chat=chat)
 
     model, chosen = open_with_pairs(run, pairs, task, count, check)
     with run.step("Writing ..."):
-        from mainstem.set_steering import compare_set
+        from mainstem.many.set_steering import compare_set
 
         edits = [model.edit(text) for text in edit]
         return compare_set(model, chosen, edits, chat=chat, progress=run.progress("Writing"), **written)
@@ -135,13 +135,13 @@ def patch(
     single = _single_pair(given, answer or (), wrong or ()) if given else None
 
     def check(model, chosen) -> None:
-        from mainstem.patch_reading import encode_pairs
+        from mainstem.intervene.patch_reading import encode_pairs
 
         encode_pairs(model, chosen, grid, run.common.chat)
 
     model, chosen = open_with_pairs(run, single or pairs, task, count, check)
     with run.step("Patching ..."):
-        from mainstem.patch_reading import read_patch
+        from mainstem.intervene.patch_reading import read_patch
 
         return read_patch(
             model,

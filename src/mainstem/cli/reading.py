@@ -28,7 +28,7 @@ def anatomy(
     if given is None and shapes:
         given = DEFAULT_PROMPT if model.tokenizer is not None else list(range(5))
     with run.step("Describing ..."):
-        from mainstem.describing import describe_anatomy
+        from mainstem.read.describing import describe_anatomy
 
         return describe_anatomy(model, given, chat=chat)
 
@@ -71,7 +71,7 @@ def lens(
         check_destination(figure, "--figure")
     model = run.open(lambda model: model.check(given, (position,), chat, tokens or ()))
     with run.step("Reading ..."):
-        from mainstem.lens_reading import read_lens
+        from mainstem.read.lens_reading import read_lens
 
         trace = model.trace(given, positions=(position,), chat=chat)
         reading = read_lens(trace, tokens or (), position=position, norm=norm, top=top, units=units or ())  # type: ignore[arg-type]
@@ -88,13 +88,13 @@ def _lens_pairs(run: Run, pairs: Path | None, task: str | None, count: int, posi
     chat = run.common.chat
 
     def check(model, chosen) -> None:
-        from mainstem.prompt_sets import check_pairs
+        from mainstem.many.prompt_sets import check_pairs
 
         check_pairs(model, chosen, position, chat)
 
     model, chosen = open_with_pairs(run, pairs, task, count, check)
     with run.step("Reading ..."):
-        from mainstem.set_lens import read_lens_set
+        from mainstem.many.set_lens import read_lens_set
 
         progress = run.progress("Reading")
         return read_lens_set(model, chosen, chat=chat, progress=progress, position=position, norm=norm)  # type: ignore[arg-type]

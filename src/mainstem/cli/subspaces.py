@@ -52,11 +52,11 @@ def subspace(
     model = run.open()
     if first is not None and second is not None:
         with run.step("Comparing ..."):
-            from mainstem.comparing_subspaces import compare_subspaces
+            from mainstem.weights.comparing_subspaces import compare_subspaces
 
             return compare_subspaces(model, first, second, rank=rank, energy=energy, offset=offset, draws=draws)
     with run.step("Looking for erasers ..." if erasers else "Reading the stream ..."):
-        from mainstem.bandwidth_reading import read_bandwidth
-        from mainstem.managing_memory import find_erasers
+        from mainstem.weights.bandwidth_reading import read_bandwidth
+        from mainstem.weights.managing_memory import find_erasers
 
         return find_erasers(model, given, top=top) if erasers else read_bandwidth(model, given)

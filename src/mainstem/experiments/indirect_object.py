@@ -19,17 +19,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.attributing import PatchPair
 from mainstem.causal.edits import Edit
 from mainstem.causal.head_controls import random_heads, same_layer_heads
 from mainstem.causal.metrics import Metric
 from mainstem.errors import UsageError
 from mainstem.experiments.indirect_object_claims import STRONG, Ablated, assemble, heads_by_effect, mean
 from mainstem.experiments.outcome import Experiment
+from mainstem.intervene.attributing import PatchPair
+from mainstem.intervene.patch_reading import read_patch
 from mainstem.lab.pairs import PromptPair, encode_pair
 from mainstem.lab.tasks import indirect_object
 from mainstem.model.outputs import logits_of
-from mainstem.patch_reading import read_patch
 
 if TYPE_CHECKING:
     from mainstem.session import Model

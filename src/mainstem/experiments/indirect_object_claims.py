@@ -9,7 +9,7 @@ import torch
 from mainstem.analysis.ranks import rank_correlation
 from mainstem.analysis.statistics import Interval, interval
 from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure, finding
-from mainstem.patch_description import PatchReading
+from mainstem.results.patch import PatchReading
 
 if TYPE_CHECKING:
     from mainstem.session import Model

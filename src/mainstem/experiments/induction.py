@@ -2,7 +2,8 @@
 
 Olsson et al. 2022, "In-context Learning and Induction Heads": some heads look at the token after the last copy of the
 present one ([A][B] ... [A] -> [B]); where they are taken out, in-context learning suffers; they read what
-previous-token heads wrote (K-composition, Elhage et al. 2021). Here: all heads are measured (`mainstem.head_reading`);
+previous-token heads wrote (K-composition, Elhage et al. 2021). Here: all heads are measured
+(`mainstem.weights.head_reading`);
 those found are taken out together on other random repeated tokens, beside random heads of the same layers; composition
 is computed from the weights and held against pairs that cannot compose and against other heads of the writers' layers;
 and the example [Pot][ters] ... [Pot] -> [ters] is run.
@@ -20,10 +21,10 @@ from mainstem.causal.reference import reference_text
 from mainstem.errors import LevelRefusedError, UsageError
 from mainstem.experiments.induction_claims import Composed, Continued, assemble
 from mainstem.experiments.outcome import Experiment
-from mainstem.head_ablation import METHODS, in_context_score, take_out
-from mainstem.head_reading import read_heads
 from mainstem.lab.repeated import RandomTokens
 from mainstem.units import Unit
+from mainstem.weights.head_ablation import METHODS, in_context_score, take_out
+from mainstem.weights.head_reading import read_heads
 
 if TYPE_CHECKING:
     from mainstem.analysis.composition import Compositions

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.analysis.statistics import Interval
 from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure, finding
-from mainstem.head_description import AblationRow, HeadsReading, InContext
+from mainstem.results.heads import AblationRow, HeadsReading, InContext
 
 if TYPE_CHECKING:
     from mainstem.session import Model

@@ -16,10 +16,10 @@ from mainstem.causal.controls import Place, Pool, units_of, unrelated
 from mainstem.causal.outcomes import NAMED, Outcome
 from mainstem.causal.verdict import outcome
 from mainstem.experiments.prompts import Prompt
+from mainstem.explain.verifying import COUNTS, KINDS, Ranker, another
 from mainstem.run.inputs import base_arguments
 from mainstem.targets import Target
 from mainstem.units import Unit
-from mainstem.verifying import COUNTS, KINDS, Ranker, another
 
 if TYPE_CHECKING:
     from mainstem.session import Model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.errors import LevelRefusedError, TokenError, UsageError
 from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, finding
-from mainstem.explanation import Explanation, Queries, ValueRow
+from mainstem.results.explanation import Explanation, Queries, ValueRow
 from mainstem.targets import parse_token
 
 if TYPE_CHECKING:

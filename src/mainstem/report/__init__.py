@@ -14,17 +14,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 
-from mainstem.circuit_description import CircuitReading
-from mainstem.composition_description import CompositionReading
-from mainstem.description import AnatomyDescription, LensReading
 from mainstem.experiments.outcome import Experiment
-from mainstem.explanation import Explanation
-from mainstem.generation import Compared
-from mainstem.head_description import HeadsReading
-from mainstem.patch_description import PatchReading
-from mainstem.prompt_set_description import PromptSetReading
 from mainstem.report.text import finite
-from mainstem.subspace_description import SubspaceReading
+from mainstem.results.circuits import CircuitReading
+from mainstem.results.composition import CompositionReading
+from mainstem.results.description import AnatomyDescription, LensReading
+from mainstem.results.explanation import Explanation
+from mainstem.results.generation import Compared
+from mainstem.results.heads import HeadsReading
+from mainstem.results.patch import PatchReading
+from mainstem.results.prompt_set import PromptSetReading
+from mainstem.results.subspace import SubspaceReading
 
 _RENDERERS = {
     Explanation: ("explain_terminal:print_explanation", "explain_page:explanation_page"),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mainstem.description import (
+from mainstem.results.description import (
     AnatomyDescription,
     BlockRow,
     NormRow,

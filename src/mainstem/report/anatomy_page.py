@@ -1,6 +1,5 @@
 """An anatomy as a page: sizes, what writes and what reads in each kind of block, the readout, levels, shapes."""
 
-from mainstem.description import AnatomyDescription, ShapeRow
 from mainstem.report import page as p
 from mainstem.report.alike import (
     BlockGroup,
@@ -22,6 +21,7 @@ from mainstem.report.anatomy_text import (
     step_text,
 )
 from mainstem.report.text import count, sizes
+from mainstem.results.description import AnatomyDescription, ShapeRow
 
 COLUMNS = 5
 

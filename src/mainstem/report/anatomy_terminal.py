@@ -6,7 +6,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.description import AnatomyDescription, ShapeRow
 from mainstem.report import terminal as t
 from mainstem.report.alike import (
     BlockGroup,
@@ -29,6 +28,7 @@ from mainstem.report.anatomy_text import (
     step_text,
 )
 from mainstem.report.text import count, sizes
+from mainstem.results.description import AnatomyDescription, ShapeRow
 
 WIDE = 100
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mainstem.description import AnatomyDescription, LevelRow, NormRow, ReadRow, StepRow, WriteRow
 from mainstem.report.alike import BlockGroup, units_text
 from mainstem.report.text import compact, count, plural, sizes, span
+from mainstem.results.description import AnatomyDescription, LevelRow, NormRow, ReadRow, StepRow, WriteRow
 
 EMBEDDED = {
     "embed": "a row for each token",

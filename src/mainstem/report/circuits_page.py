@@ -1,9 +1,9 @@
 """Circuits of a head as a page: copying, skip trigrams, and the strongest entries of both tables."""
 
-from mainstem.circuit_description import CircuitReading
 from mainstem.report import page as p
 from mainstem.report.circuits_text import COLUMNS, TITLES, asked_text, copying_text, named, shown, table_text
 from mainstem.report.text import plain
+from mainstem.results.circuits import CircuitReading
 
 
 def circuits_page(r: CircuitReading) -> str:

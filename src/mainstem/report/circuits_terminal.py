@@ -4,10 +4,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.circuit_description import CircuitReading
 from mainstem.report import terminal as t
 from mainstem.report.circuits_text import COLUMNS, TITLES, asked_text, copying_text, named, shown, table_text
 from mainstem.report.text import plain, visible
+from mainstem.results.circuits import CircuitReading
 
 
 def print_circuits(console: Console, reading: CircuitReading) -> None:

@@ -1,7 +1,7 @@
 """Circuits of a head in words: what the table for the terminal and the page both say."""
 
-from mainstem.circuit_description import AskedRow, CircuitReading, NamedRatio, TableSummary
 from mainstem.report.text import count, plain, scientific, visible
+from mainstem.results.circuits import AskedRow, CircuitReading, NamedRatio, TableSummary
 
 TITLES = {
     "qk": ("QK circuit", "which source a destination looks at"),

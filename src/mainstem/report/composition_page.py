@@ -1,6 +1,5 @@
 """Compositions as a page: a heat map of layers and a graph of the pairs above the null, for each kind, and a table."""
 
-from mainstem.composition_description import CompositionReading, KindRow, PairRow
 from mainstem.report import page as p
 from mainstem.report.composition_text import (
     NAMES,
@@ -15,6 +14,7 @@ from mainstem.report.composition_text import (
 from mainstem.report.drawing import WIDTH, svg
 from mainstem.report.heatmap import heatmap
 from mainstem.report.text import plain, signed
+from mainstem.results.composition import CompositionReading, KindRow, PairRow
 
 ROW, TOP = 26.0, 20.0
 

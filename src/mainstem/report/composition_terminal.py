@@ -4,7 +4,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.composition_description import CompositionReading
 from mainstem.report import terminal as t
 from mainstem.report.composition_text import (
     NAMES,
@@ -16,6 +15,7 @@ from mainstem.report.composition_text import (
     shared_text,
     what_is_shown,
 )
+from mainstem.results.composition import CompositionReading
 
 
 def print_composition(console: Console, reading: CompositionReading) -> None:

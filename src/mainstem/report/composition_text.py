@@ -1,7 +1,7 @@
 """Compositions in words: what the table for the terminal and the page both say."""
 
-from mainstem.composition_description import CompositionReading, KindRow, PairRow
 from mainstem.report.text import count, plain, scientific
+from mainstem.results.composition import CompositionReading, KindRow, PairRow
 
 NAMES = {
     "q": "Q-composition: read by queries",

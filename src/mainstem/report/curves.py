@@ -12,7 +12,7 @@ from importlib.resources import files
 from mainstem.report.drawing import LEFT, RIGHT, WIDTH, axis, place, svg
 from mainstem.report.page import esc
 from mainstem.report.text import plain, probability, shortened, signed, visible
-from mainstem.unit_description import Sigmoid
+from mainstem.results.unit import Sigmoid
 
 DRAWABLE = 1e9
 TOP, BELOW = 18.0, 34.0

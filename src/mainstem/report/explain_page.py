@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import page as p
 from mainstem.report.curves import Course, courses
 from mainstem.report.drawing import Tributary, stream
@@ -21,6 +20,7 @@ from mainstem.report.text import (
     visible,
 )
 from mainstem.report.verification_page import verification_section
+from mainstem.results.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 
 
 def explanation_page(e: Explanation) -> str:

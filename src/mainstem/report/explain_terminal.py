@@ -11,7 +11,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 from mainstem.report import terminal as t
 from mainstem.report.explain_text import additions, columns, explained, legend, number, score_of, values_caption
 from mainstem.report.queries_terminal import queries
@@ -27,6 +26,7 @@ from mainstem.report.text import (
     signed,
 )
 from mainstem.report.verification_terminal import verification_rows
+from mainstem.results.explanation import Certificate, Explanation, LayerRow, Token, ValueRow
 
 WIDE = 118
 ACCOUNT_HALF = 12

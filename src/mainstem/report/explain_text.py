@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from mainstem.explanation import Explanation, ValueRow
 from mainstem.report.text import NORMS, SCORES, compact, count, signed, visible
+from mainstem.results.explanation import Explanation, ValueRow
 
 ORDER = ("increase", "additive", "direct")
 """The columns of scores."""

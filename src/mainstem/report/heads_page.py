@@ -1,6 +1,5 @@
 """What heads do, as a page: for each behaviour a map of all heads and the first of them, then what ablation says."""
 
-from mainstem.head_description import BehaviourReading, HeadRow, HeadsReading
 from mainstem.report import page as p
 from mainstem.report.heads_text import (
     MEANINGS,
@@ -15,6 +14,7 @@ from mainstem.report.heads_text import (
 )
 from mainstem.report.heatmap import heatmap
 from mainstem.report.text import count, plain, scientific, signed
+from mainstem.results.heads import BehaviourReading, HeadRow, HeadsReading
 
 MAP_WIDTH = 540
 SMALLEST = 0.005

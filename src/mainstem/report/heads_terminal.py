@@ -4,7 +4,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.head_description import BehaviourReading, HeadsReading
 from mainstem.report import terminal as t
 from mainstem.report.heads_text import (
     MEANINGS,
@@ -17,6 +16,7 @@ from mainstem.report.heads_text import (
     title,
 )
 from mainstem.report.text import plain, plural, scientific, signed
+from mainstem.results.heads import BehaviourReading, HeadsReading
 
 
 def print_heads(console: Console, reading: HeadsReading) -> None:

@@ -1,7 +1,7 @@
 """What heads do, in words: what its tables for the terminal and its page both say."""
 
-from mainstem.head_description import AblationRow, BehaviourReading, HeadRow, HeadsReading
 from mainstem.report.text import count, plain, plural, signed, visible
+from mainstem.results.heads import AblationRow, BehaviourReading, HeadRow, HeadsReading
 
 TITLES = {
     "prefix": "Prefix matching",

@@ -1,6 +1,5 @@
 """A reading of the lens as a page: courses of the chosen tokens, the likeliest after every sublayer, single units."""
 
-from mainstem.description import CourseRow, LensReading, LikelyToken, StateRow
 from mainstem.report import page as p
 from mainstem.report.curves import Course, Panel, course_panel, courses, sigmoid_panel, sigmoids, standalone
 from mainstem.report.text import (
@@ -17,7 +16,8 @@ from mainstem.report.text import (
     visible_or,
 )
 from mainstem.report.unit_text import null_sentence
-from mainstem.unit_description import TokenLogit, UnitReading
+from mainstem.results.description import CourseRow, LensReading, LikelyToken, StateRow
+from mainstem.results.unit import TokenLogit, UnitReading
 
 LINES = 5
 ADDS = "before-softmax values under the frozen norm, where what sublayers add is exact"

@@ -6,7 +6,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.description import CourseRow, LensReading, StateRow
 from mainstem.report import terminal as t
 from mainstem.report.text import (
     KINDS,
@@ -21,7 +20,8 @@ from mainstem.report.text import (
     visible,
 )
 from mainstem.report.unit_text import null_sentence
-from mainstem.unit_description import UnitReading
+from mainstem.results.description import CourseRow, LensReading, StateRow
+from mainstem.results.unit import UnitReading
 
 TOP_WIDTH = 17
 COURSE_WIDTH = 43

@@ -1,6 +1,5 @@
 """A patching sweep as a page: both prompts, the heat map, the largest cells."""
 
-from mainstem.patch_description import CellRow, PatchReading
 from mainstem.report import page as p
 from mainstem.report.heatmap import heatmap
 from mainstem.report.patch_text import (
@@ -15,6 +14,7 @@ from mainstem.report.patch_text import (
     what_is_shown,
 )
 from mainstem.report.text import compact, count, shortened, visible, visible_or
+from mainstem.results.patch import CellRow, PatchReading
 
 TITLES = {"denoising": "Where clean values bring the answer back", "noising": "Where corrupted values take it away"}
 

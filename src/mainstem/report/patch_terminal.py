@@ -12,7 +12,6 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.patch_description import PatchReading
 from mainstem.report import terminal as t
 from mainstem.report.patch_text import (
     cells_text,
@@ -27,6 +26,7 @@ from mainstem.report.patch_text import (
     what_is_shown,
 )
 from mainstem.report.text import compact, plural, shortened, visible
+from mainstem.results.patch import PatchReading
 
 CELL = 5
 MOST_ROWS = 64

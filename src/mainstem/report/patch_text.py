@@ -2,8 +2,8 @@
 
 import math
 
-from mainstem.patch_description import PatchReading
 from mainstem.report.text import NOTHING, compact, count, plain, plural, scientific, visible
+from mainstem.results.patch import PatchReading
 
 SMALLEST = 0.005
 """Effects smaller than this are shown as a dot."""

@@ -1,9 +1,9 @@
 """The queries of an explanation as a section of its page."""
 
-from mainstem.explanation import Explanation, QueryRow
 from mainstem.report import page as p
 from mainstem.report.queries_text import CAPTION, account
 from mainstem.report.text import KINDS, compact, signed
+from mainstem.results.explanation import Explanation, QueryRow
 
 
 def queries(e: Explanation) -> str:

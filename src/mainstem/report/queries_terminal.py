@@ -3,10 +3,10 @@
 from rich.console import RenderableType
 from rich.text import Text
 
-from mainstem.explanation import Explanation, QueryRow
 from mainstem.report import terminal as t
 from mainstem.report.queries_text import CAPTION, account
 from mainstem.report.text import compact, signed
+from mainstem.results.explanation import Explanation, QueryRow
 
 WIDE = 118
 

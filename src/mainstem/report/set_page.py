@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from mainstem.prompt_set_description import MeanRow, PromptRow, PromptSetReading
 from mainstem.report import page as p
 from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
@@ -23,6 +22,7 @@ from mainstem.report.set_text import (
     verdicts_text,
 )
 from mainstem.report.text import compact, shortened, visible_or
+from mainstem.results.prompt_set import MeanRow, PromptRow, PromptSetReading
 
 DRAWN = 25
 

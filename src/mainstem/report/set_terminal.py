@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.prompt_set_description import MeanRow, PromptSetReading
 from mainstem.report import terminal as t
 from mainstem.report.set_text import (
     MOST_ROWS,
@@ -26,6 +25,7 @@ from mainstem.report.set_text import (
     verdicts_text,
 )
 from mainstem.report.text import shortened, visible, visible_or
+from mainstem.results.prompt_set import MeanRow, PromptSetReading
 
 MOST_PROMPTS = 40
 

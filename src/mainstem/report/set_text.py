@@ -1,7 +1,7 @@
 """A command on many prompts in words: what its tables for the terminal and its page both say."""
 
-from mainstem.prompt_set_description import Mean, MeanRow, PromptRow, PromptSetReading
 from mainstem.report.text import NOTHING, compact, plain, plural, shortened, visible, visible_or
+from mainstem.results.prompt_set import Mean, MeanRow, PromptRow, PromptSetReading
 
 TITLES = {
     "explain": "Who writes the answers, on average",

@@ -2,10 +2,10 @@
 
 import math
 
-from mainstem.generation import Compared, Generated, Likelihood
 from mainstem.report import page as p
 from mainstem.report.steer_text import choosing, divergence, ending, how_written, mean_text, ratio_text
 from mainstem.report.text import probability, shortened, signed, visible, visible_or
+from mainstem.results.generation import Compared, Generated, Likelihood
 
 
 def comparison_page(c: Compared) -> str:

@@ -6,10 +6,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.generation import Compared, Generated
 from mainstem.report import terminal as t
 from mainstem.report.steer_text import choosing, divergence, ending, how_written, mean_text, ratio_text
 from mainstem.report.text import probability, shortened, signed, visible, visible_or
+from mainstem.results.generation import Compared, Generated
 
 NARROW = 60
 """Below so many columns the two texts stand one above the other."""

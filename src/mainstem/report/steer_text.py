@@ -2,8 +2,8 @@
 
 import math
 
-from mainstem.generation import Compared, Generated, Likelihood
 from mainstem.report.text import plain, plural, scientific
+from mainstem.results.generation import Compared, Generated, Likelihood
 
 
 def how_written(made: Generated) -> str:

@@ -5,7 +5,7 @@ from mainstem.report.charts import interval_bars
 from mainstem.report.experiment_page import experiment_table
 from mainstem.report.heatmap import heatmap
 from mainstem.report.subspace_text import full, number, tables
-from mainstem.subspace_description import Map, SubspaceReading
+from mainstem.results.subspace import Map, SubspaceReading
 
 
 def subspace_page(r: SubspaceReading) -> str:

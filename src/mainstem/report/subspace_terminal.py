@@ -7,7 +7,7 @@ from mainstem.report import terminal as t
 from mainstem.report.experiment_terminal import experiment_table
 from mainstem.report.subspace_text import tables
 from mainstem.report.text import visible_or
-from mainstem.subspace_description import SubspaceReading
+from mainstem.results.subspace import SubspaceReading
 
 
 def print_subspace(console: Console, r: SubspaceReading) -> None:

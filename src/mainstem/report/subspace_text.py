@@ -5,7 +5,7 @@ from typing import Any
 
 from mainstem.experiments.outcome import ExperimentTable
 from mainstem.report.text import NOTHING, compact
-from mainstem.subspace_description import SubspaceReading
+from mainstem.results.subspace import SubspaceReading
 
 MOST_ROWS = 40
 """How many rows are shown; the document has all."""

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from mainstem.explanation import CheckSummary, Provenance
 from mainstem.report.text import count, gaps, plural, scientific, shortened, visible, visible_or
+from mainstem.results.explanation import CheckSummary, Provenance
 
 THEME = Theme(
     {

@@ -1,7 +1,7 @@
 """What tables and pages say alike of a single unit."""
 
 from mainstem.report.text import count, plain, signed
-from mainstem.unit_description import UnitReading
+from mainstem.results.unit import UnitReading
 
 
 def null_sentence(unit: UnitReading) -> str:

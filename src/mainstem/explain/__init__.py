@@ -1,0 +1,1 @@
+"""Explaining a prediction: target, ranking, account, certificates, verdict."""

@@ -1,0 +1,1 @@
+"""Running a model again with edits: patching, steering, knocking out, tracing causes, following paths."""

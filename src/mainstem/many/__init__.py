@@ -1,0 +1,1 @@
+"""The same questions asked of many prompts, and the means over them."""

@@ -1,0 +1,1 @@
+"""What the weights say, and heads by behaviour: circuits, composition, subspaces."""

@@ -1,0 +1,325 @@
+"""Composition of every pair of units of a model, from its weights, read into plain rows.
+
+The factors are gathered a layer at a time (`mainstem.analysis.stream_weights`), all pairs are computed together
+(`mainstem.analysis.composition`), once as they are and once without the shared directions, and the first pairs of each
+kind are computed again one by one in float64.
+
+Memory: (kinds + 1) x n x rank x d_model numbers in float32 for n units of each kind and the writers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mainstem.analysis.composition import (
+    Compositions,
+    Stack,
+    compositions,
+    shared_directions,
+    squared,
+    squared_without,
+    stack,
+)
+from mainstem.analysis.factored import Factored
+from mainstem.analysis.false_discovery import RATE
+from mainstem.analysis.stream_weights import StreamWeights
+from mainstem.analysis.warnings import Warning
+from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError, UsageError
+from mainstem.results.composition import (
+    CompositionCertificate,
+    CompositionReading,
+    KindRow,
+    PairRow,
+    Shared,
+)
+from mainstem.results.explanation import CheckSummary
+from mainstem.units import Unit
+from mainstem.whole_numbers import whole_number
+
+if TYPE_CHECKING:
+    from mainstem.session import Model
+
+KINDS = ("q", "k", "v", "mlp")
+"""What reads: a head's queries, keys, values, or an MLP by all its input matrices."""
+
+WRITERS = ("heads", "mlps")
+CERTIFIED = 5
+"""How many pairs of each kind are computed again by themselves."""
+
+TOLERANCE = 1e-4
+"""Relative: compositions of float32 factors against float64."""
+
+OUTLIER = 10.0
+"""How many times the share of an ordinary direction one shared direction has when it is worth a warning."""
+
+
+def composition(
+    model: "Model",
+    kinds: Sequence[str] = ("q", "k", "v"),
+    *,
+    offset: int = 0,
+    writers: str = "heads",
+    top: int = 20,
+) -> CompositionReading:
+    """Compositions of all pairs of a reader and a writer.
+
+    Args:
+        model: the model.
+        kinds: of "q", "k", "v" and "mlp".
+        offset: for "q" and "k", how many positions the source is before the destination.
+        writers: "heads" or "mlps".
+        top: how many pairs of each kind to list.
+
+    Raises:
+        ChoiceError, UsageError, PositionError: if an argument is wrong.
+        LevelRefusedError: if the model has no such units, or its blocks do not share one stream.
+        CertificateError: if a listed pair computed alone is another number.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ChoiceError("kind of composition", kind, KINDS)
+    if writers not in WRITERS:
+        raise ChoiceError("kind of writer", writers, WRITERS)
+    if not kinds or whole_number("top", top) < 1:
+        raise UsageError("Nothing to list", None, "Give at least one kind, and a top of at least 1.")
+    offset, weights = whole_number("offset", offset), model.weights
+    weights.require_one_stream()
+    gathered = Gathered(weights, offset)
+    stacks, written = gathered.stacks(list(dict.fromkeys(kinds)), writers)
+    directions = shared_directions([written, *stacks.values()])
+    tables = {kind: _tables(weights, kind, readers, written, directions) for kind, readers in stacks.items()}
+    pairs = [row for kind, both in tables.items() for row in _rows(kind, both, top)]
+    shared = _shared(directions, [written, *stacks.values()])
+    return CompositionReading(
+        provenance=model.provenance(),
+        warnings=[w.as_dict() for w in _warnings(shared)],
+        model=model.summary,
+        offset=offset,
+        writers=writers,
+        null=model.anatomy.sizes.d_model**-0.5,
+        rate=RATE,
+        kinds=[_summary(kind, *both) for kind, both in tables.items()],
+        pairs=pairs,
+        layers={kind: _by_layer(table) for kind, (table, _) in tables.items()},
+        shared=shared,
+        factors=CheckSummary(**asdict(model.weights_check)),
+        certificate=_certificate(gathered, [row for kind in tables for row in _first(pairs, kind)]),
+        notes=gathered.notes(),
+        tables=tables,
+    )
+
+
+class Gathered:
+    """Stacks of readers and writers of a model, and what of it could not be had."""
+
+    def __init__(self, weights: StreamWeights, offset: int) -> None:
+        self.weights, self.offset = weights, offset
+        self.missing: dict[Unit, str] = {}
+
+    def stacks(self, kinds: Sequence[str], writers: str) -> tuple[dict[str, Stack], Stack]:
+        """All readers of each kind, and all writers; the weights of a sublayer are made once for all of them."""
+        rows: dict[str, dict[Unit, Tensor]] = {kind: {} for kind in (*kinds, writers)}
+        if {"q", "k", "v", "heads"} & rows.keys():
+            self.weights.require_heads()
+            for unit in dict.fromkeys(head.sublayer for head in self.weights.heads):
+                self._add_heads(unit, rows)
+        if {"mlp", "mlps"} & rows.keys():
+            for unit in self._mlps():
+                self._add_mlp(unit, rows)
+        made = {kind: self._stacked(kind, found) for kind, found in rows.items()}
+        return {kind: made[kind] for kind in kinds}, made[writers]
+
+    def _add_heads(self, unit: Unit, rows: dict[str, dict[Unit, Tensor]]) -> None:
+        if {"q", "k"} & rows.keys():
+            try:
+                qk = self.weights.qk(unit, self.offset).to(torch.float32)
+                for kind, found in (("q", qk.T), ("k", qk)):
+                    if kind in rows:
+                        rows[kind][unit] = found.narrow()
+            except LevelRefusedError as error:
+                self.missing[unit] = f"queries and keys of {unit}: {error.reason or error.what}"
+        if {"v", "heads"} & rows.keys():
+            ov = self.weights.ov(unit).to(torch.float32)
+            for kind, found in (("v", ov), ("heads", ov.T)):
+                if kind in rows:
+                    rows[kind][unit] = found.narrow()
+
+    def _add_mlp(self, unit: Unit, rows: dict[str, dict[Unit, Tensor]]) -> None:
+        try:
+            if "mlp" in rows:
+                rows["mlp"][unit] = _narrow(self._input_rows(unit))[None]
+            if "mlps" in rows:
+                rows["mlps"][unit] = _narrow(self.weights.write(unit).T)[None]
+        except LevelRefusedError as error:
+            self.missing[unit] = f"{unit}: {error.reason or error.what}"
+
+    def reader(self, unit: Unit, kind: str) -> Factored:
+        """What multiplies the writer's matrix, of a head or of all of a sublayer: W_QK^T, W_QK or W_OV."""
+        if kind == "v":
+            return self.weights.ov(unit)
+        found = self.weights.qk(unit, self.offset)
+        return found.T if kind == "q" else found
+
+    def alone(self, row: PairRow) -> float:
+        """One pair's composition from its own factors, float64."""
+        reader, writer = Unit.parse(row.reader), Unit.parse(row.writer)
+        if row.kind == "mlp":
+            left = Factored(*_as_rows(self._input_rows(reader)))
+        else:
+            left = self.reader(reader, row.kind)
+        right = self.weights.ov(writer) if writer.kind == "head" else Factored(*_as_columns(self.weights.write(writer)))
+        return float((left @ right).norm() / (left.norm() * right.norm()))
+
+    def notes(self) -> list[str]:
+        """What was left out, in sentences."""
+        missing = [f"Left out: {reason}." for reason in self.missing.values()]
+        return [*self.weights.approximations, *missing]
+
+    def _input_rows(self, unit: Unit) -> Tensor:
+        return torch.cat(list(self.weights.reads(unit).values()))
+
+    def _mlps(self) -> list[Unit]:
+        found = [unit for unit in self.weights.anatomy.sublayers() if unit.place == "mlp"]
+        if not found:
+            raise LevelRefusedError("The model has no MLPs", None, "no sublayer of it has neurons")
+        return found
+
+    def _stacked(self, kind: str, rows: dict[Unit, Tensor]) -> Stack:
+        if not rows:
+            reason = next(iter(self.missing.values()), None)
+            raise LevelRefusedError(f"No composition of the kind {kind!r}", None, reason)
+        heads = self.weights.heads
+        units = [unit for sub in rows for unit in (heads if sub.place == "attn" else [sub]) if unit.sublayer == sub]
+        rank = max(part.shape[1] for part in rows.values())
+        padded = [torch.nn.functional.pad(part, (0, 0, 0, rank - part.shape[1])) for part in rows.values()]
+        return stack(units, torch.cat(padded).float())
+
+
+def _as_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix [row, d_model] as a product through the smaller of its sides."""
+    unit = torch.eye(min(matrix.shape), dtype=matrix.dtype, device=matrix.device)
+    return (matrix, unit) if len(matrix) > matrix.shape[1] else (unit, matrix)
+
+
+def _narrow(matrix: Tensor) -> Tensor:
+    """No more rows than columns, with the same Gram matrix."""
+    return matrix if len(matrix) <= matrix.shape[1] else torch.linalg.qr(matrix.float(), mode="r").R
+
+
+def _as_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    return tuple(side.mT for side in reversed(_as_rows(matrix.mT)))  # type: ignore[return-value]
+
+
+def _tables(
+    weights: StreamWeights, kind: str, readers: Stack, writers: Stack, directions: Tensor
+) -> tuple[Compositions, Compositions]:
+    """All pairs, and all without the shared directions."""
+    order, distance = _order(weights, readers.units, writers.units)
+    found = squared(readers, writers)
+    table = compositions(kind, readers, writers, order, distance, found)
+    rest = squared_without(found, readers, writers, directions)
+    left = (readers.without(directions), writers.without(directions))
+    return table, compositions(kind, *left, order, distance, rest)
+
+
+def _order(weights: StreamWeights, readers: Sequence[Unit], writers: Sequence[Unit]) -> tuple[Tensor, Tensor]:
+    """Of each pair which comes first, and how many layers apart they are: asked once for each pair of sublayers."""
+    (rows, row), (columns, column) = _by_sublayer(readers), _by_sublayer(writers)
+    order = weights.order(rows, columns)
+    layers = [torch.tensor([unit.layer or 0 for unit in units]) for units in (rows, columns)]
+    distance = (layers[0][:, None] - layers[1][None]).abs()
+    return order[row][:, column], distance[row][:, column]
+
+
+def _by_sublayer(units: Sequence[Unit]) -> tuple[list[Unit], Tensor]:
+    """The distinct sublayers, and the number of each unit's own."""
+    numbers: dict[Unit, int] = {}
+    place = [numbers.setdefault(unit.sublayer, len(numbers)) for unit in units]
+    return list(numbers), torch.tensor(place)
+
+
+def _rows(kind: str, both: tuple[Compositions, Compositions], top: int) -> list[PairRow]:
+    table, without = both
+    return [
+        PairRow(
+            kind,
+            str(table.readers[i]),
+            str(table.writers[j]),
+            *(float(column[i, j]) for column in (table.strength, table.z, table.p, table.q)),
+            *(float(column[i, j]) for column in (without.strength, without.z, without.q)),
+        )
+        for i, j in table.top(top)
+    ]
+
+
+def _summary(kind: str, table: Compositions, without: Compositions) -> KindRow:
+    causal, acausal = table.causal, table.acausal
+
+    def found(rates: Tensor) -> int:
+        return int((rates[causal] <= RATE).sum())
+
+    def mean(values: Tensor) -> float:
+        return float(values.double().mean()) if len(values) else 0.0
+
+    return KindRow(
+        kind=kind,
+        pairs=int(causal.sum()),
+        acausal=int(acausal.sum()),
+        undefined=int(((table.order > 0) & ~table.defined).sum()),
+        mean=mean(table.strength[causal]),
+        mean_acausal=mean(table.strength[acausal]),
+        beyond=mean(table.z[causal].abs() > 3),
+        beyond_acausal=mean(table.z[acausal].abs() > 3),
+        above=found(table.q),
+        below=found(table.q_below),
+        above_without=found(without.q),
+        below_without=found(without.q_below),
+    )
+
+
+def _by_layer(table: Compositions) -> list[list[float | None]]:
+    """For each pair of layers the strongest composition above the rotation's mean; None where there is no pair."""
+    layers = 1 + max(unit.layer or 0 for unit in (*table.readers, *table.writers))
+    rows, columns = ([unit.layer or 0 for unit in units] for units in (table.readers, table.writers))
+    used = table.defined & (table.order != 0)
+    strength = torch.where(used, table.strength - table.null, torch.full_like(table.strength, -torch.inf))
+    place = torch.tensor(rows)[:, None] * layers + torch.tensor(columns)[None]
+    best = torch.full((layers * layers,), -torch.inf, dtype=strength.dtype)
+    best = best.scatter_reduce(0, place.flatten(), strength.flatten(), "amax").unflatten(0, (layers, layers))
+    return [[None if value == -torch.inf else value for value in row] for row in best.tolist()]
+
+
+def _shared(directions: Tensor, sides: Sequence[Stack]) -> Shared:
+    shares = [(side.rows @ directions.to(side.rows)).pow(2).sum((0, 1)) for side in sides]
+    share = torch.stack(shares).sum(0) / sum(len(side.units) for side in sides) * len(directions)
+    places = directions.abs().argmax(0)
+    entries = directions.abs().amax(0).tolist()
+    return Shared(directions.shape[1], share.tolist(), list(zip(places.tolist(), entries, strict=True)))
+
+
+def _warnings(shared: Shared) -> list[Warning]:
+    strongest = max(shared.weights, default=0.0)
+    if strongest <= OUTLIER:
+        return []
+    place, entry = shared.dimensions[0]
+    text = (
+        f"One direction of the stream, which leans on dimension {place} ({entry:.2f}), has {strongest:.0f} times its "
+        "share of what is read and written; compare the numbers without the shared directions."
+    )
+    return [Warning("one-dimension", text, round(strongest, 2))]
+
+
+def _first(pairs: Sequence[PairRow], kind: str) -> list[PairRow]:
+    return [row for row in pairs if row.kind == kind][:CERTIFIED]
+
+
+def _certificate(gathered: Gathered, pairs: Sequence[PairRow]) -> CompositionCertificate:
+    errors = [(abs(row.composition / gathered.alone(row) - 1), row) for row in pairs]
+    worst, row = max(errors, key=lambda pair: pair[0], default=(0.0, None))
+    if row is not None and not worst <= TOLERANCE:
+        where = f"{row.kind}-composition of {row.reader} with {row.writer}"
+        raise CertificateError("A pair computed alone has another composition", where, None, worst, TOLERANCE)
+    return CompositionCertificate(len(pairs), worst, TOLERANCE, True)
