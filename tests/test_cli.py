@@ -32,7 +32,8 @@ from mainstem.cli import options
 from mainstem.cli.app import app
 from mainstem.cli.output import check_format
 from mainstem.errors import UsageError
-from mainstem.results import description, explanation, generation, patch_description
+from mainstem.results import description, explanation, generation
+from mainstem.results import patch as patch_description
 
 SOURCE = Path(mainstem.__file__).parents[1]
 DOCS = (SOURCE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
