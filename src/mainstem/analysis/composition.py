@@ -62,8 +62,8 @@ class Stack:
 
     def without(self, directions: Float[Tensor, "d_model direction"]) -> "Stack":
         """The same with orthonormal directions of the stream taken out; what nothing is left of has norm 0."""
-        left = self.rows - (self.rows @ directions.to(self.rows)) @ directions.to(self.rows).T
-        return stack(self.units, left, least=1e-4)
+        along = directions.to(self.rows)
+        return stack(self.units, self.rows - (self.rows @ along) @ along.T, least=1e-4)
 
 
 def stack(units: Sequence[Unit], rows: Float[Tensor, "unit row d_model"], least: float = 0.0) -> Stack:
@@ -78,11 +78,11 @@ def stack(units: Sequence[Unit], rows: Float[Tensor, "unit row d_model"], least:
 def squared(readers: Stack, writers: Stack) -> Float[Tensor, "reader writer"]:
     """The squared compositions of all pairs."""
     d_model = readers.rows.shape[-1]
-    left, right = (side.rows.mT.contiguous() for side in (readers, writers))
-    total = left.new_zeros(len(left), len(right), dtype=torch.float64)
+    sides = readers.rows, writers.rows
+    total = sides[0].new_zeros(len(sides[0]), len(sides[1]), dtype=torch.float64)
     for i in range(0, d_model, BLOCK):
         for j in range(i, d_model, BLOCK):
-            grams = [(one[:, i : i + BLOCK] @ one[:, j : j + BLOCK].mT).flatten(1) for one in (left, right)]
+            grams = [(one[..., i : i + BLOCK].mT @ one[..., j : j + BLOCK]).flatten(1) for one in sides]
             total += (1 if i == j else 2) * (grams[0] @ grams[1].T)  # Gram matrices are symmetric
     return total.clamp_(0.0, 1.0)
 

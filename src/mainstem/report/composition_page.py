@@ -25,7 +25,7 @@ def composition_page(r: CompositionReading) -> str:
         p.model_line("circuits", r.model, r.provenance),
         "<h1>Who reads what whom wrote, from the weights</h1>",
         f'<p class="caption">{p.esc(what_is_shown(r))}.</p>',
-        p.section("Nulls", p.esc(f"{judged(r)}; shared directions: {shared_text(r)}.")),
+        p.section("Nulls", p.esc(judged(r))),
         *(part for row in r.kinds for part in _kind(row, r)),
         p.section("Certificates", p.esc(certificate_text(r))),
         p.notices(r.warnings, r.notes),
@@ -45,7 +45,12 @@ def _kind(row: KindRow, r: CompositionReading) -> list[str]:
     caption = "the strongest composition of each layer with each, above a random rotation’s; below the diagonal the "
     caption += "writer comes first, above it the pairs are impossible and show the null"
     return [
-        p.section(title, p.esc(kind_text(row, r)), _map(r.layers[row.kind], row.kind), p.esc(caption)),
+        p.section(
+            title,
+            p.esc(f"{kind_text(row, r)}. {shared_text(r, row.kind)}"),
+            _map(r.layers[row.kind], row.kind),
+            p.esc(caption),
+        ),
         p.section("Above the null", "" if above else "none of the pairs listed is above the null", _graph(above)),
         p.section("Strongest pairs", "", p.table(heads, lines)),
     ]

@@ -24,10 +24,11 @@ def print_composition(console: Console, reading: CompositionReading) -> None:
     console.print(*t.title_rows("circuits", r.model, r.provenance), sep="\n")
     console.print(t.labelled("shown", Text(what_is_shown(r))))
     console.print(t.labelled("judged", Text(judged(r), "quiet")))
-    console.print(t.labelled("shared", Text(shared_text(r), "quiet")))
     console.print(t.labelled("checked", Text(certificate_text(r), "quiet")))
     for row in r.kinds:
-        console.print(t.heading(f"{NAMES[row.kind]}, written by {r.writers}", kind_text(row, r)))
+        console.print(
+            t.heading(f"{NAMES[row.kind]}, written by {r.writers}", f"{kind_text(row, r)}. {shared_text(r, row.kind)}")
+        )
         console.print(_pairs(r, row.kind))
     for part in t.notices(r.warnings, r.notes):
         console.print(part)

@@ -1,6 +1,6 @@
 """Compositions in words: what the table for the terminal and the page both say."""
 
-from mainstem.report.text import count, plain, scientific
+from mainstem.report.text import count, plain, plural, scientific
 from mainstem.results.composition import CompositionReading, KindRow, PairRow
 
 NAMES = {
@@ -44,17 +44,18 @@ def pair_cells(row: PairRow) -> list[str]:
     return [row.reader, row.writer, *texts]
 
 
-def shared_text(r: CompositionReading) -> str:
+def shared_text(r: CompositionReading, kind: str) -> str:
     """Which directions the repetition leaves out."""
-    if not r.shared.directions:
+    shared = r.shared[kind]
+    if not shared.directions:
         return "no direction is shared by many units"
     places = ", ".join(
         f"{weight:.1f} ({dimension}: {entry:.2f})"
-        for weight, (dimension, entry) in zip(r.shared.weights[:6], r.shared.dimensions[:6], strict=True)
+        for weight, (dimension, entry) in zip(shared.weights[:6], shared.dimensions[:6], strict=True)
     )
     return (
-        f"{count(r.shared.directions)} left out in the repetition; times the share of a direction like any other "
-        f"(strongest dimension: its entry): {places}"
+        f"{plural(shared.directions, 'shared direction')} left out in the repetition; times the share of a direction "
+        f"like any other (strongest dimension: its entry): {places}"
     )
 
 

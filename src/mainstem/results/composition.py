@@ -97,6 +97,7 @@ class CompositionReading:
         kinds: a row for each kind.
         pairs: the pairs with the largest z of each kind.
         layers: for each kind the strongest composition above `null` of each layer with each: row reader, column writer.
+        shared: for each kind the directions that the repetition leaves out.
         factors: the certificate of the factored weights, on a run of the model.
         certificate: of the pairs.
         notes: what could not be had, and what is left out.
@@ -113,7 +114,7 @@ class CompositionReading:
     kinds: list[KindRow]
     pairs: list[PairRow]
     layers: dict[str, list[list[float | None]]]
-    shared: Shared
+    shared: dict[str, Shared]
     factors: CheckSummary
     certificate: CompositionCertificate
     notes: list[str]
@@ -147,6 +148,8 @@ class CompositionReading:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return asdict(value) if hasattr(value, "__dataclass_fields__") else value

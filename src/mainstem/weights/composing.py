@@ -4,9 +4,11 @@ The factors are gathered a layer at a time (`mainstem.analysis.stream_weights`),
 (`mainstem.analysis.composition`), once as they are and once without the shared directions, and the first pairs of each
 kind are computed again one by one in float64.
 
-Memory: (kinds + 1) x n x rank x d_model numbers in float32 for n units of each kind and the writers.
+Memory: n x rank x d_model float32 numbers for the n readers of each kind and as many for the writers, up to a gigabyte;
+above that the readers of one kind at a time.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -49,6 +51,9 @@ WRITERS = ("heads", "mlps")
 CERTIFIED = 5
 """How many pairs of each kind are computed again by themselves."""
 
+TOGETHER = 2**30
+"""Bytes of factors that may be held for all kinds at once; above, a kind at a time."""
+
 TOLERANCE = 1e-4
 """Relative: compositions of float32 factors against float64."""
 
@@ -88,14 +93,19 @@ def composition(
     offset, weights = whole_number("offset", offset), model.weights
     weights.require_one_stream()
     gathered = Gathered(weights, offset)
-    stacks, written = gathered.stacks(list(dict.fromkeys(kinds)), writers)
-    directions = shared_directions([written, *stacks.values()])
-    tables = {kind: _tables(weights, kind, readers, written, directions) for kind, readers in stacks.items()}
+    tables: dict[str, tuple[Compositions, Compositions]] = {}
+    shared: dict[str, Shared] = {}
+    for group in _groups(weights, list(dict.fromkeys(kinds))):
+        stacks, written = gathered.stacks(group, writers)
+        for kind in group:
+            readers = stacks.pop(kind)
+            directions = shared_directions([written, readers])
+            tables[kind] = _tables(weights, kind, readers, written, directions)
+            shared[kind] = _shared(directions, [written, readers])
     pairs = [row for kind, both in tables.items() for row in _rows(kind, both, top)]
-    shared = _shared(directions, [written, *stacks.values()])
     return CompositionReading(
         provenance=model.provenance(),
-        warnings=[w.as_dict() for w in _warnings(shared)],
+        warnings=[w.as_dict() for kind in shared for w in _warnings(kind, shared[kind])],
         model=model.summary,
         offset=offset,
         writers=writers,
@@ -110,6 +120,16 @@ def composition(
         notes=gathered.notes(),
         tables=tables,
     )
+
+
+def _groups(weights: StreamWeights, kinds: list[str]) -> list[list[str]]:
+    """All kinds together where their factors are small, else one by one."""
+    heads = len(weights.heads) * (weights.anatomy.sizes.d_model**2) * 4 // max(_heads_of_a_layer(weights), 1)
+    return [kinds] if heads * (len(kinds) + 1) <= TOGETHER or not kinds else [[kind] for kind in kinds]
+
+
+def _heads_of_a_layer(weights: StreamWeights) -> int:
+    return max(Counter(head.sublayer for head in weights.heads).values(), default=1)
 
 
 class Gathered:
@@ -300,13 +320,13 @@ def _shared(directions: Tensor, sides: Sequence[Stack]) -> Shared:
     return Shared(directions.shape[1], share.tolist(), list(zip(places.tolist(), entries, strict=True)))
 
 
-def _warnings(shared: Shared) -> list[Warning]:
+def _warnings(kind: str, shared: Shared) -> list[Warning]:
     strongest = max(shared.weights, default=0.0)
     if strongest <= OUTLIER:
         return []
     place, entry = shared.dimensions[0]
     text = (
-        f"One direction of the stream, which leans on dimension {place} ({entry:.2f}), has {strongest:.0f} times its "
+        f"{kind}: one direction of the stream, which leans on dimension {place} ({entry:.2f}), has {strongest:.0f} times its "
         "share of what is read and written; compare the numbers without the shared directions."
     )
     return [Warning("one-dimension", text, round(strongest, 2))]
