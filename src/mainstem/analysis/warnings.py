@@ -14,6 +14,7 @@ from mainstem.analysis.unit_tokens import LEVEL, centred_logits, spread
 SINK_SHARE = 0.5
 CANCELLATION = 0.5
 ONE_DIMENSION = 0.5
+OUTLIER = 10.0
 EARLY = 3
 EARLY_LAYERS = 1 / 3
 """The part of the layers whose units are compared with random directions."""
@@ -217,3 +218,21 @@ def tied_tables_warning(tied: bool) -> list[Warning]:
         "embedding and unembedding are the same matrix, so every head that passes on what it reads scores as copying."
     )
     return [Warning("tied", text, 1.0)]
+
+
+def shared_direction_warning(kind: str, weight: float, dimension: int, entry: float) -> list[Warning]:
+    """A direction of the stream with much more than its share of what is read and written, in compositions of a kind.
+
+    Args:
+        kind: of composition.
+        weight: how many times the share of a direction like any other it has.
+        dimension: the dimension of the stream that it leans on most.
+        entry: its entry there.
+    """
+    if weight <= OUTLIER:
+        return []
+    text = (
+        f"{kind}-composition: one direction, which leans on dimension {dimension} (entry {entry:.2f}), has {weight:.0f} "
+        "times its share of what is read and written; compare the numbers without it."
+    )
+    return [Warning("one-dimension", text, round(weight, 2))]

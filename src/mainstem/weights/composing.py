@@ -28,7 +28,7 @@ from mainstem.analysis.composition import (
 from mainstem.analysis.factored import Factored
 from mainstem.analysis.false_discovery import RATE
 from mainstem.analysis.stream_weights import StreamWeights
-from mainstem.analysis.warnings import Warning
+from mainstem.analysis.warnings import Warning, shared_direction_warning
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError, UsageError
 from mainstem.results.composition import (
     CompositionCertificate,
@@ -56,9 +56,6 @@ TOGETHER = 2**30
 
 TOLERANCE = 1e-4
 """Relative: compositions of float32 factors against float64."""
-
-OUTLIER = 10.0
-"""How many times the share of an ordinary direction one shared direction has when it is worth a warning."""
 
 
 def composition(
@@ -321,15 +318,9 @@ def _shared(directions: Tensor, sides: Sequence[Stack]) -> Shared:
 
 
 def _warnings(kind: str, shared: Shared) -> list[Warning]:
-    strongest = max(shared.weights, default=0.0)
-    if strongest <= OUTLIER:
+    if not shared.directions:
         return []
-    place, entry = shared.dimensions[0]
-    text = (
-        f"{kind}: one direction of the stream, which leans on dimension {place} ({entry:.2f}), has {strongest:.0f} times its "
-        "share of what is read and written; compare the numbers without the shared directions."
-    )
-    return [Warning("one-dimension", text, round(strongest, 2))]
+    return shared_direction_warning(kind, shared.weights[0], *shared.dimensions[0])
 
 
 def _first(pairs: Sequence[PairRow], kind: str) -> list[PairRow]:
