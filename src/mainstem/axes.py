@@ -27,6 +27,7 @@ AXES: Mapping[str, str] = MappingProxyType(
         "n_heads": "attention heads (query heads)",
         "n_key_value_heads": "key/value heads; head h reads number h // (n_heads / n_key_value_heads)",
         "group": "query heads that share one key/value head",
+        "head": "some heads out of a sublayer's, in a given order",
         "d_head": "dimensions of a head's query and key",
         "d_value": "dimensions of a head's value, where it differs from d_head",
         "d_mlp": "neurons of a dense MLP",
@@ -37,6 +38,8 @@ AXES: Mapping[str, str] = MappingProxyType(
         "d_in": "inputs of a linear map",
         "d_out": "outputs of a linear map",
         # the answer
+        "rank": "the columns of the first of two factors, and the rows of the second",
+        "stack": "leading axes: matrices that are computed together",
         "d_vocab": "tokens of the vocabulary, as the unembedding counts them",
         "part": "the parts of a decomposition",
         "unit": "units that are scored together",

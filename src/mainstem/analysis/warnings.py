@@ -232,7 +232,7 @@ def shared_direction_warning(kind: str, weight: float, dimension: int, entry: fl
     if weight <= OUTLIER:
         return []
     text = (
-        f"{kind}-composition: one direction, which leans on dimension {dimension} (entry {entry:.2f}), has {weight:.0f} "
-        "times its share of what is read and written; compare the numbers without it."
+        f"{kind}-composition: one direction, which leans on dimension {dimension} (entry {entry:.2f}), has "
+        f"{weight:.0f} times its share of what is read and written; compare the numbers without it."
     )
     return [Warning("one-dimension", text, round(weight, 2))]
