@@ -85,8 +85,11 @@ def test_all_pairs_at_once_are_the_pairs_one_by_one():
             expected = (readers.rows[i] @ writers.rows[j].T).norm() ** 2
             assert float(found[i, j]) == pytest.approx(float(expected), rel=1e-9)
     directions = torch.linalg.qr(normal(30, 3, seed=5)).Q
-    without = squared(readers.without(directions), writers.without(directions))
-    assert torch.allclose(squared_without(found, readers, writers, directions), without, atol=1e-10)
+    left = [stack(side.units, side.rows - side.rows @ directions @ directions.T) for side in (readers, writers)]
+    assert torch.allclose(squared_without(found, readers, writers, directions), squared(*left), atol=1e-10)
+    for side, made in zip((readers, writers), left, strict=True):
+        assert torch.allclose(side.without(directions).norms, made.norms)
+        assert torch.allclose(side.without(directions).fourth, made.fourth)
 
 
 def test_a_random_rotation_has_the_mean_and_deviation_of_the_formula():
@@ -106,7 +109,7 @@ def test_random_weights_of_matched_spectra_are_at_the_null():
     writers = stack(units(count, layers), spectra(count, 8, d_model, 2))
     layer = torch.tensor([unit.layer for unit in readers.units])
     order, distance = (layer[:, None] - layer[None]).sign(), (layer[:, None] - layer[None]).abs()
-    table = compositions("k", readers, writers, order, distance)
+    table = compositions("k", readers, writers, order, distance, squared(readers, writers))
     excess = table.strength.pow(2)[table.causal] - 1 / d_model
     # pairs share units, so the standard error is that of as many means as there are readers
     by_reader = torch.stack([(row.pow(2) - 1 / d_model).mean() for row in table.strength])
@@ -125,7 +128,7 @@ def test_a_planted_pair_is_first_above_every_acausal_one():
     readers, writers = stack(units(count, layers), read), stack(units(count, layers), written)
     layer = torch.tensor([unit.layer for unit in readers.units])
     order, distance = (layer[:, None] - layer[None]).sign(), (layer[:, None] - layer[None]).abs()
-    table = compositions("k", readers, writers, order, distance)
+    table = compositions("k", readers, writers, order, distance, squared(readers, writers))
     assert table.top(1) == [ends]
     assert float(table.z[ends]) > 2 * float(table.z[table.top(2)[1]])
     assert float(table.z[ends]) > float(table.z[table.acausal].max())
@@ -153,7 +156,7 @@ def test_a_norm_of_zero_is_marked_and_never_not_a_number():
     readers, writers = stack(units(4, 4), rows), stack(units(4, 4), normal(4, 3, 16, seed=1))
     layer = torch.arange(4)
     order, distance = (layer[:, None] - layer[None]).sign(), (layer[:, None] - layer[None]).abs()
-    table = compositions("v", readers, writers, order, distance)
+    table = compositions("v", readers, writers, order, distance, squared(readers, writers))
     for column in (table.strength, table.z, table.p, table.q):
         assert bool(torch.isfinite(column).all())
     assert not bool(table.defined[2].any())

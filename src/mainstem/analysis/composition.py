@@ -17,7 +17,8 @@ of time). p is the rank of z among them, and the false discovery rate that of Be
 pairs of one band of distances.
 
 Cost: n^2 d_model^2 for n units. Limits: weights only, so no pattern and no scale of a norm is in it; acausal pairs are
-no draws of independent pairs, and p cannot be less than one over their number.
+no draws of independent pairs; p cannot be less than one over their number; each band is a family of its own, and heads
+that share keys or values make pairs that stand or fall together (20 of 194,560 pairs of a random model passed at 0.05).
 """
 
 from collections.abc import Sequence
@@ -40,18 +41,18 @@ EDGE = 3.0
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
-    """Readers or writers, each as `rank` rows with its Gram matrix, of Frobenius norm 1.
+class Spectra:
+    """What the nulls need to know of readers or writers.
 
     Attributes:
         units: whose they are.
-        rows: rows that are all zero fill up units of lower rank; a unit of norm 0 has no others.
+        d_model: of the stream.
         norms: of the matrices as they are.
         fourth: the sum of fourth powers of singular values, of norm 1.
     """
 
     units: tuple[Unit, ...]
-    rows: Float[Tensor, "unit row d_model"]
+    d_model: int
     norms: Float[Tensor, " unit"]
     fourth: Float[Tensor, " unit"]
 
@@ -60,19 +61,43 @@ class Stack:
         """Which have a norm other than 0."""
         return self.norms > 0
 
-    def without(self, directions: Float[Tensor, "d_model direction"]) -> "Stack":
-        """The same with orthonormal directions of the stream taken out; what nothing is left of has norm 0."""
-        along = directions.to(self.rows)
-        return stack(self.units, self.rows - (self.rows @ along) @ along.T, least=1e-4)
+
+@dataclass(frozen=True, eq=False)
+class Stack(Spectra):
+    """Readers or writers, each as `rows` with its Gram matrix, of Frobenius norm 1.
+
+    Attributes:
+        rows: rows that are all zero fill up units of lower rank; a unit of norm 0 has no others.
+    """
+
+    rows: Float[Tensor, "unit row d_model"]
+
+    def without(self, directions: Float[Tensor, "d_model direction"]) -> Spectra:
+        """With orthonormal directions of the stream taken out; what nothing is left of has norm 0."""
+        along = self.rows @ directions.to(self.rows)
+        return Spectra(self.units, self.d_model, *_spectrum(self.rows @ self.rows.mT - along @ along.mT, NOTHING**2))
 
 
-def stack(units: Sequence[Unit], rows: Float[Tensor, "unit row d_model"], least: float = 0.0) -> Stack:
-    """Readers or writers from rows with their Gram matrices; norms up to `least` count as 0."""
-    norms = torch.linalg.matrix_norm(rows)
-    norms = torch.where(norms > least, norms, torch.zeros_like(norms))
-    safe = torch.where(norms > 0, norms, torch.ones_like(norms))
-    unit = torch.where((norms > 0)[:, None, None], rows / safe[:, None, None], torch.zeros_like(rows))
-    return Stack(tuple(units), unit, norms, (unit @ unit.mT).pow(2).sum((-2, -1)))
+NOTHING = 1e-4
+"""What is left of a matrix of norm 1 and counts as nothing."""
+
+
+def stack(units: Sequence[Unit], rows: Float[Tensor, "unit row d_model"]) -> Stack:
+    """Readers or writers from rows with their Gram matrices."""
+    norms, fourth = _spectrum(rows @ rows.mT, 0.0)
+    scale = torch.where(norms > 0, 1 / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0.0)
+    return Stack(tuple(units), rows.shape[-1], norms, fourth, rows * scale[:, None, None])
+
+
+def _spectrum(grams: Float[Tensor, "unit row row"], least: float) -> tuple[Tensor, Tensor]:
+    """The Frobenius norm of matrices M, and the sum of fourth powers of their singular values over its own.
+
+    `grams` are M M^T; squared norms up to `least` count as 0.
+    """
+    squares = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+    squares = torch.where(squares > least, squares, 0.0)
+    safe = torch.where(squares > 0, squares, 1.0)
+    return squares.sqrt(), torch.where(squares > 0, (grams / safe[:, None, None]).pow(2).sum((-2, -1)), 0.0)
 
 
 def squared(readers: Stack, writers: Stack) -> Float[Tensor, "reader writer"]:
@@ -106,9 +131,9 @@ def squared_without(
     return (total / (left[0][:, None] * left[1][None])).clamp(0.0, 1.0)
 
 
-def rotation_deviation(readers: Stack, writers: Stack) -> Float[Tensor, "reader writer"]:
+def rotation_deviation(readers: Spectra, writers: Spectra) -> Float[Tensor, "reader writer"]:
     """The standard deviation of squared compositions under a random rotation; their mean is 1 / d_model."""
-    d = readers.rows.shape[-1]
+    d = readers.d_model
     r, w = ((side.fourth.double() - 1 / d).clamp_min(0) for side in (readers, writers))
     return (2 * r[:, None] * w[None] / ((d - 1) * (d + 2))).sqrt()
 
@@ -214,16 +239,14 @@ class Compositions:
 
 def compositions(
     kind: str,
-    readers: Stack,
-    writers: Stack,
+    readers: Spectra,
+    writers: Spectra,
     order: Int[Tensor, "reader writer"],
     distance: Int[Tensor, "reader writer"],
-    found: Float[Tensor, "reader writer"] | None = None,
+    found: Float[Tensor, "reader writer"],
 ) -> Compositions:
-    """All compositions of a stack of readers with a stack of writers; `found` are their squares, if they are known."""
-    d_model = readers.rows.shape[-1]
-    found = squared(readers, writers) if found is None else found
-    deviation = rotation_deviation(readers, writers)
+    """All compositions of readers with writers, given their squares."""
+    d_model, deviation = readers.d_model, rotation_deviation(readers, writers)
     defined = readers.defined[:, None] & writers.defined[None]
     z = torch.where(defined & (deviation > 0), (found - 1 / d_model) / deviation.clamp_min(1e-300), 0.0)
     strength = torch.where(defined, found.sqrt(), 0.0)

@@ -15,6 +15,7 @@ SINK_SHARE = 0.5
 CANCELLATION = 0.5
 ONE_DIMENSION = 0.5
 OUTLIER = 10.0
+"""How many times the share of an ordinary direction one shared direction has when it is worth a warning."""
 EARLY = 3
 EARLY_LAYERS = 1 / 3
 """The part of the layers whose units are compared with random directions."""

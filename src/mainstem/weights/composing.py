@@ -8,7 +8,6 @@ Memory: n x rank x d_model float32 numbers for the n readers of each kind and as
 above that the readers of one kind at a time.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -121,12 +120,10 @@ def composition(
 
 def _groups(weights: StreamWeights, kinds: list[str]) -> list[list[str]]:
     """All kinds together where their factors are small, else one by one."""
-    heads = len(weights.heads) * (weights.anatomy.sizes.d_model**2) * 4 // max(_heads_of_a_layer(weights), 1)
-    return [kinds] if heads * (len(kinds) + 1) <= TOGETHER or not kinds else [[kind] for kind in kinds]
-
-
-def _heads_of_a_layer(weights: StreamWeights) -> int:
-    return max(Counter(head.sublayer for head in weights.heads).values(), default=1)
+    sizes = weights.anatomy.sizes
+    d_head = max(sizes.d_head) if isinstance(sizes.d_head, tuple) else sizes.d_head or 0
+    held = len(weights.heads) * d_head * sizes.d_model * 4 * (len(kinds) + 1)
+    return [kinds] if held <= TOGETHER else [[kind] for kind in kinds]
 
 
 class Gathered:
@@ -211,8 +208,13 @@ class Gathered:
         heads = self.weights.heads
         units = [unit for sub in rows for unit in (heads if sub.place == "attn" else [sub]) if unit.sublayer == sub]
         rank = max(part.shape[1] for part in rows.values())
-        padded = [torch.nn.functional.pad(part, (0, 0, 0, rank - part.shape[1])) for part in rows.values()]
-        return stack(units, torch.cat(padded).float())
+        whole = torch.zeros(len(units), rank, self.weights.anatomy.sizes.d_model)
+        first = 0
+        for sub in list(rows):  # each is let go of as it is put in
+            part = rows.pop(sub)
+            whole[first : first + len(part), : part.shape[1]] = part
+            first += len(part)
+        return stack(units, whole)
 
 
 def _as_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
