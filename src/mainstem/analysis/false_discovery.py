@@ -5,6 +5,7 @@ that of the model itself and not of an ideal distribution. Of units that pass at
 twenty is expected to be there by chance.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,8 +16,9 @@ RATE = 0.05
 
 def p_values(scores: Float[Tensor, " unit"], null: Float[Tensor, " draw"]) -> Float[Tensor, " unit"]:
     """How often the null is at least as large, the score itself counted once, so that no p-value is 0."""
-    ordered = null.double().sort().values
-    reached = len(ordered) - torch.searchsorted(ordered, scores.double().contiguous())
+    wide = torch.promote_types(scores.dtype, null.dtype)
+    ordered = torch.from_numpy(np.sort(null.to("cpu", wide).numpy()))  # torch takes fifteen times as long to sort
+    reached = len(ordered) - torch.searchsorted(ordered, scores.to("cpu", wide).contiguous())
     return (1 + reached) / (1 + len(ordered))
 
 

@@ -75,27 +75,38 @@ class Interchange:
 
     def values(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch destination d_in"]:
         """What the point is at the positions, in plain runs."""
-        found: list[Tensor] = []
-        with torch.no_grad():
-            for part in ids.split(BATCH):
-                self._run(part, (self.piece.site, self._watching(found, Pass(part.shape[0], part.shape[1]))))
-        return torch.cat(found)
+        return self.values_beside(ids, [self])[0]
+
+    def values_beside(
+        self, ids: Int[Tensor, "batch pos"], places: Sequence["Interchange"]
+    ) -> list[Float[Tensor, "batch destination d_in"]]:
+        """What several points are, in the same plain runs."""
+        return _gathered([self._seen(part, places) for part in ids.split(BATCH)])
 
     def values_after(
         self,
         ids: Int[Tensor, "batch pos"],
         sources: Float[Tensor, "batch destination d_in"],
         directions: Float[Tensor, "direction d_in"] | None,
-        later: "Interchange",
-    ) -> Float[Tensor, "batch destination d_in"]:
-        """What another, later point is after the interchange at this one."""
-        found: list[Tensor] = []
-        with torch.no_grad():
-            for part, theirs in zip(ids.split(BATCH), sources.split(BATCH), strict=True):
-                now = Pass(part.shape[0], part.shape[1])
-                put = self.piece.site, self._putting(theirs, directions, now)
-                self._run(part, put, (later.piece.site, later._watching(found, now)))
-        return torch.cat(found)
+        places: Sequence["Interchange"],
+    ) -> list[Float[Tensor, "batch destination d_in"]]:
+        """What other, later points are after the interchange at this one."""
+        found = []
+        for part, theirs in zip(ids.split(BATCH), sources.split(BATCH), strict=True):
+            put = self._putting(theirs, directions, Pass(part.shape[0], part.shape[1]))
+            found.append(self._seen(part, places, (self.piece.site, put)))
+        return _gathered(found)
+
+    @torch.no_grad()
+    def _seen(
+        self, ids: Int[Tensor, "batch pos"], places: Sequence["Interchange"], *taps: tuple[Site, Tap]
+    ) -> list[Tensor]:
+        """What points are in one run that taps may change."""
+        now = Pass(ids.shape[0], ids.shape[1])
+        found: list[list[Tensor]] = [[] for _ in places]
+        watching = [(place.piece.site, place._watching(held, now)) for place, held in zip(places, found, strict=True)]
+        self._run(ids, *taps, *watching)
+        return [held[0] for held in found]
 
     def logits(
         self,
@@ -134,6 +145,11 @@ class Interchange:
 
     def _where(self, tokens: Tensor) -> tuple:
         return slice(None), self.places.to(tokens.device)[:, None], self.entries.to(tokens.device)[None]
+
+
+def _gathered(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Of each point the values of all batches."""
+    return [torch.cat(list(values)) for values in zip(*parts, strict=True)]
 
 
 class Counterfactuals:

@@ -1,17 +1,31 @@
 """Subspaces that hold named information: the previous token, and the subject of the sentence.
 
-Elhage et al. 2021 say that layers talk through subspaces of the stream, and that different ones hold different
-information. On sentences like "Then Mary said that the red lamp" the last position is asked for two things that vary
-independently there: the token before it (red), and the subject (Mary). A ridge probe for each is trained on two thirds
-of the sentences a third of the way up, and tested on the rest, beside a control task: labels drawn for each type of the
-last token itself, which a probe can learn but the model did not put there. The subspace is
-that of the classes' means on the training sentences: the directions along which the stream varies with the label, which
-the weights of a probe need not be (Haufe et al. 2014).
+Elhage et al. 2021 say that layers talk through subspaces of the stream, that different ones hold different information,
+and that what reads one is not reached by another. The last position of sentences like "Then Mary saw the lamp and"
+(`mainstem.experiments.named_sentences`) is asked, a third of the way up, for the token before it and for the subject:
+both vary independently, and both had to be moved there by attention. Of words no training sentence has:
 
-The two subspaces' overlap stands beside random ones'. Then one is interchanged with that of a sentence that has another
-subject and another previous token, and two blocks later, probes trained there on unchanged runs are asked what the run
-now holds: the interchanged information must become the source's, the other must stay the base's. Controls are random
-subspaces of the same size.
+1. A subspace holds it. A probe for the token's embedding (`mainstem.analysis.probes`) names the right one of the held-out
+   words through 16 directions: those along which training sentences vary with this word alone. Controls: 16 random
+   directions; targets drawn at random for each word, which only a leak of the split could make right; the probe asked
+   for the other word of the same sentence.
+2. The two subspaces lie apart: their overlap beside that of random ones.
+3. Interchange: one subspace is given the values of a sentence with other words. Three blocks later, probes trained on
+   unchanged runs are asked what the run holds. Control: random subspaces of as many directions.
+4. Readers. By their weights alone: the 20 neurons of those blocks whose rows lie in the subspace more than in the other
+   by the largest share. A neuron's change is the root mean square of what the interchange adds to it over that of the
+   other sentence as a whole. Controls: the other subspace's readers, 20 random neurons of the same blocks under the same
+   interchange (which moves as much), and the same readers under random subspaces.
+
+The rules, fixed before the runs that the documentation quotes. "Above" says that bootstrap intervals of 95 % of two
+means, over words or over neurons, do not meet.
+
+1. reproduced: above all controls through the subspace; in part: above the last two through the whole stream.
+2. reproduced: smaller than that of random subspaces in 99 % of draws; in part: like that of random ones.
+3. reproduced: the source's word is told above random subspaces, half as often at least as after the interchange of all
+   directions, and the other word of the base nine tenths as often as without any; in part: above random subspaces.
+4. reproduced: the readers change above all three controls, and the other's readers not above random neurons; in part:
+   the readers change above all three controls.
 """
 
 from collections.abc import Callable
@@ -22,45 +36,43 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.analysis.probes import Probe, control_labels, train_probe
-from mainstem.analysis.subspace import Overlap, Span, overlap, span
+from mainstem.analysis.probes import Probe, main_effects, train_probe
+from mainstem.analysis.subspace import Span, overlap, span
 from mainstem.causal.interchange import Interchange
 from mainstem.errors import UsageError
-from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, finding
-from mainstem.lab.wording import EVENTS, NAMES, PLACES, THINGS
+from mainstem.experiments.named_readers import chosen_neurons
+from mainstem.experiments.named_sentences import KINDS, SENTENCE, Sentences, sentences
+from mainstem.experiments.named_subspaces_claims import Changed, Held, claims, swap_table
+from mainstem.experiments.outcome import Experiment
 from mainstem.points import Point
 from mainstem.run.inputs import base_arguments
+from mainstem.units import Unit
 
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-SOURCE = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits"
-SENTENCE = "Then {subject} said that the {previous} {last}"
-PREVIOUS = ("red", "old", "new", "big", "small", "green", "black", "white")
-CLASSES = 6
+DIRECTIONS = 16
 RANDOM = 3
-LATER = 2
+LATER = 3
 """How many blocks after the interchange the run is asked what it holds."""
 
-KINDS = ("previous token", "subject")
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The points of the runs: where probes and interchanges are, where probes are later, and where the words are."""
+
+    early: Interchange
+    late: Interchange
+    words: Interchange
 
 
 @dataclass(frozen=True, eq=False)
-class Sentences:
-    """Token ids of equal length, the labels of each kind, and the type of the last token."""
+class Read:
+    """What a set of sentences has at the points, and the embedding of each kind's words [type, d_model]."""
 
-    ids: Int[Tensor, "batch pos"]
-    labels: dict[str, Int[Tensor, " batch"]]
-    types: list[int]
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """One kind's probe at the point: accuracies on held-out sentences, and the subspace."""
-
-    accuracy: float
-    control: float
-    span: Span
+    early: Float[Tensor, "batch d_model"]
+    late: Float[Tensor, "batch d_model"]
+    embeddings: dict[str, Float[Tensor, "type d_model"]]
 
 
 def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lambda text: None) -> Experiment:
@@ -68,167 +80,177 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
 
     Args:
         model: the model, with its tokenizer.
-        quick: 150 sentences instead of 360.
+        quick: 200 sentences for training and 60 for testing instead of 400 and 120.
         report: receives a line of progress for each step.
 
     Raises:
-        UsageError: if the model has no tokenizer, or too few of the words are single tokens of it.
+        UsageError: if the model has no tokenizer, too few blocks, or too few of the words are single tokens.
     """
     if model.tokenizer is None:
         raise UsageError("The case is text, and this model came without a tokenizer", None, "Give it one.")
-    made = sentences(model, 150 if quick else 360)
-    blocks = len(model.anatomy.blocks)
-    points = [
-        Point("resid_pre", layer=max(blocks // 3, 1)),
-        Point("resid_pre", layer=min(max(blocks // 3, 1) + LATER, blocks - 1)),
-    ]
-    last = made.ids.shape[1] - 1
-    places = [
-        Interchange(model.module, model.anatomy, at, [last], last, **base_arguments(model.module)) for at in points
-    ]
+    training, testing = (200, 60) if quick else (400, 120)
+    made = sentences(model, training, testing)
+    places = _places(model, made)
     report("reading the sentences ...")
-    early, late = (place.values(made.ids)[:, 0].double().cpu() for place in places)
-    held = len(early) // 3
-    found = {kind: _found(early, made, kind, held, model.seed) for kind in KINDS}
-    later = {kind: train_probe(late[held:], made.labels[kind][held:], model.seed) for kind in KINDS}
+    read = _read(places, made)
+    spans = _spans(read, made, training)
+    held = [_held(read, made, kind, spans[kind], training, model.seed) for kind in KINDS]
     report("interchanging ...")
-    rows = _interchanged(model, made, places, found, later, held)
-    beside = overlap(found[KINDS[0]].span, found[KINDS[1]].span, seed=model.seed)
-    return _experiment(model, points, found, beside, rows, held)
-
-
-def sentences(model: "Model", count: int) -> Sentences:
-    """Sentences drawn by the model's seed, of words that are single tokens.
-
-    Raises:
-        UsageError: if there are too few such words.
-    """
-    single = {
-        name: [word for word in words if len(model.encode(f"the {word}")) == len(model.encode("the")) + 1]
-        for name, words in (("subject", NAMES), ("previous", PREVIOUS), ("last", (*THINGS, *PLACES, *EVENTS)))
-    }
-    if min(len(words) for words in single.values()) < CLASSES:
-        raise UsageError("Too few words are single tokens", model.loaded.name, "Take another model.")
-    generator = torch.Generator().manual_seed(model.seed)
-    drawn = {
-        name: torch.randint(len(words) if name == "last" else CLASSES, (count,), generator=generator)
-        for name, words in single.items()
-    }
-    texts = [
-        SENTENCE.format(**{name: single[name][int(places[i])] for name, places in drawn.items()}) for i in range(count)
-    ]
-    ids = torch.tensor([model.encode(text) for text in texts], device=next(model.module.parameters()).device)
-    return Sentences(ids, {KINDS[0]: drawn["previous"], KINDS[1]: drawn["subject"]}, drawn["last"].tolist())
-
-
-def _found(values: Float[Tensor, "batch d_in"], made: Sentences, kind: str, held: int, seed: int) -> Found:
-    labels, control = made.labels[kind], control_labels(made.types, CLASSES, seed)
-    probe = train_probe(values[held:], labels[held:], seed)
-    chance = train_probe(values[held:], control[held:], seed).accuracy(values[:held], control[:held])
-    means = torch.stack([values[held:][labels[held:] == label].mean(0) for label in labels[held:].unique()])
-    return Found(probe.accuracy(values[:held], labels[:held]), chance, span(means - means.mean(0)))
-
-
-def _interchanged(
-    model: "Model",
-    made: Sentences,
-    places: list[Interchange],
-    found: dict[str, Found],
-    later: dict[str, Probe],
-    held: int,
-) -> list[dict]:
-    """Of held-out sentences: how often each kind is the base's and the source's after each interchange."""
-    pairs = torch.tensor([(i, j) for i in range(held) if (j := _other(made, i, held)) is not None])
-    if not len(pairs):
-        raise UsageError("No two sentences differ in both", None, "Take another seed.")
-    base, source = pairs.T
-    sources = places[0].values(made.ids[source])
-    generator = torch.Generator().manual_seed(model.seed)
-    size, width = len(found[KINDS[0]].span), sources.shape[-1]
-    chosen = {kind: one.span.directions for kind, one in found.items()}
-    chosen |= {
-        f"random {n}": span(torch.randn(size, width, generator=generator)).directions for n in range(1, RANDOM + 1)
-    }
-    rows = []
-    for name, directions in chosen.items():
-        values = places[0].values_after(made.ids[base], sources, directions, places[1])[:, 0].double().cpu()
-        row: dict = {"interchanged": name, "pairs": len(pairs)}
-        for kind, probe in later.items():
-            told = probe.labels(values)
-            row[f"{kind} of the base"] = float((told == made.labels[kind][base]).double().mean())
-            row[f"{kind} of the source"] = float((told == made.labels[kind][source]).double().mean())
-        rows.append(row)
-    return rows
-
-
-def _other(made: Sentences, base: int, held: int) -> int | None:
-    """The next sentence, going round, with another label of each kind."""
-    turn = [(base + step) % held for step in range(1, held)]
-    return next((i for i in turn if all(labels[i] != labels[base] for labels in made.labels.values())), None)
-
-
-def _experiment(
-    model: "Model", points: list[Point], found: dict[str, Found], beside: Overlap, rows: list[dict], held: int
-) -> Experiment:
+    blocks = range(places.early.at.layer or 0, places.late.at.layer or 0)
+    readers, shares = chosen_neurons(model, blocks, {kind: spans[kind].directions for kind in KINDS})
+    changed = _changed(model, made, places, read, spans, readers, training)
+    between = overlap(spans[KINDS[0]], spans[KINDS[1]], seed=model.seed)
     return Experiment(
         name="named-subspaces",
         title="Subspaces that hold named information",
         question="Do subspaces of the stream hold the previous token and the subject, apart from each other?",
         provenance=model.provenance(),
         model=model.summary,
-        claims=[*(_held(kind, one, held) for kind, one in found.items()), _apart(beside), *_swapped(rows)],
-        tables=[ExperimentTable("Interchange", f"at {points[0]}, told at {points[1]}", list(rows[0]),
-                                [list(row.values()) for row in rows])],
-        notes=[f"Sentences are {SENTENCE!r}; probes read the last position; a guess is right 1 in {CLASSES}."],
-    )  # fmt: skip
-
-
-def _held(kind: str, one: Found, held: int) -> Claim:
-    chance = 1 / CLASSES
-    above = one.accuracy > chance + 3 * (chance * (1 - chance) / held) ** 0.5
-    return Claim(
-        f"A subspace holds the {kind}.",
-        SOURCE,
-        "no number",
-        f"a probe tells it in {one.accuracy:.1%} of {held} held-out sentences; {len(one.span)} directions",
-        f"{chance:.1%} by guessing; {one.control:.1%} on a control task: selectivity {one.accuracy - one.control:+.2f}",
-        finding(above and one.accuracy > one.control, partly=above),
-        {"accuracy": one.accuracy, "control": one.control, "selectivity": one.accuracy - one.control, "held_out": held},
+        claims=claims(held, between, changed),
+        tables=[swap_table(changed, f"at {places.early.at}, told at {places.late.at}"), shares],
+        notes=[
+            f"Sentences are {SENTENCE!r}, read at the last position; {training} with words that {testing} others lack.",
+            "A guess is right 1 in " + " and 1 in ".join(f"{len(one.whole)} ({one.kind})" for one in held) + ".",
+        ],
     )
 
 
-def _apart(beside: Overlap) -> Claim:
-    return Claim(
-        "The two lie in disjoint subspaces.",
-        SOURCE,
-        "disjoint subspaces do not interact",
-        f"overlap {beside.overlap:.3f}, p {beside.p_disjoint:.3f} of one so small",
-        f"{beside.expected:.3f} ± {beside.spread:.3f} for random subspaces, p {beside.p_shared:.3f} of one so large",
-        finding(beside.verdict == "disjoint", partly=beside.verdict == "as random"),
-        {"overlap": beside.overlap, "expected": beside.expected, "spread": beside.spread, "z": beside.z,
-         "p_disjoint": beside.p_disjoint, "p_shared": beside.p_shared},
-    )  # fmt: skip
+def _places(model: "Model", made: Sentences) -> Places:
+    """A third of the way up, and `LATER` blocks further.
+
+    Raises:
+        UsageError: if there are too few blocks.
+    """
+    blocks = len(model.anatomy.blocks)
+    early = max(blocks // 3, 1)
+    if early + LATER >= blocks:
+        raise UsageError(f"{blocks} blocks are too few", model.loaded.name, f"Take a model with {LATER + 3} or more.")
+    last = made.ids.shape[1] - 1
+
+    def place(layer: int, positions: list[int]) -> Interchange:
+        at = Point("resid_pre", layer=layer)
+        return Interchange(model.module, model.anatomy, at, positions, last, **base_arguments(model.module))
+
+    return Places(place(early, [last]), place(early + LATER, [last]), place(0, [made.places[kind] for kind in KINDS]))
 
 
-def _swapped(rows: list[dict]) -> list[Claim]:
-    by_name = {row["interchanged"]: row for row in rows}
-    random = [row for row in rows if row["interchanged"].startswith("random")]
-    claims = []
-    for kind, other in (KINDS, KINDS[::-1]):
-        row = by_name[kind]
-        moved, kept = row[f"{kind} of the source"], row[f"{other} of the base"]
-        chance, plain = max(r[f"{kind} of the source"] for r in random), min(r[f"{other} of the base"] for r in random)
-        error = (moved * (1 - moved) / row["pairs"]) ** 0.5
-        changes, stays = moved > max(chance, 0.5), kept >= plain - 0.1
-        claims.append(
-            Claim(
-                f"What reads the {kind} reads the source's after its subspace is interchanged; the {other} stays.",
-                SOURCE,
-                "no number",
-                f"later the {kind} is the source's in {moved:.1%}, the {other} still the base's in {kept:.1%}",
-                f"random subspaces: at most {chance:.1%} and at least {plain:.1%}",
-                finding(changes and stays, partly=changes or (stays and moved > chance + 3 * error)),
-                {"moved": moved, "kept": kept, "random_moved": chance, "random_kept": plain},
-            )
-        )
-    return claims
+def _read(places: Places, made: Sentences) -> Read:
+    early, late, words = (
+        values.double().cpu()
+        for values in places.early.values_beside(made.ids, [places.early, places.late, places.words])
+    )
+    embeddings = {}
+    for number, kind in enumerate(KINDS):
+        table = words.new_zeros(made.words[kind], words.shape[-1])
+        table[made.types[kind]] = words[:, number]
+        embeddings[kind] = table
+    return Read(early[:, 0], late[:, 0], embeddings)
+
+
+def _spans(read: Read, made: Sentences, training: int) -> dict[str, Span]:
+    effects = main_effects(read.early[:training], [made.types[kind][:training] for kind in KINDS])
+    return {kind: span(effect, DIRECTIONS) for kind, effect in zip(KINDS, effects, strict=True)}
+
+
+def _held(read: Read, made: Sentences, kind: str, found: Span, training: int, seed: int) -> Held:
+    """How often held-out words are named, by word."""
+    generator = torch.Generator().manual_seed(seed)
+    types, embeddings = made.types[kind], read.embeddings[kind]
+    candidates = made.words[kind] // 3
+
+    def named(vectors: Tensor, targets: Tensor, asked: str = kind) -> list[float]:
+        probe = train_probe(vectors[:training], types[:training], targets, seed)
+        others = targets if asked == kind else read.embeddings[asked]
+        return _by_type(probe.told(vectors[training:], others[: made.words[asked] // 3]), made.types[asked][training:])
+
+    width = read.early.shape[1]
+    random = [span(torch.randn(DIRECTIONS, width, generator=generator)).directions.double() for _ in range(RANDOM)]
+    other = next(name for name in KINDS if name != kind)
+    drawn = torch.randn(embeddings.shape, generator=generator, dtype=torch.float64)
+    return Held(
+        kind,
+        directions=len(found),
+        candidates=candidates,
+        inside=named(read.early @ found.directions.T, embeddings),
+        whole=named(read.early, embeddings),
+        random=[value for directions in random for value in named(read.early @ directions.T, embeddings)],
+        drawn=named(read.early, drawn),
+        other=named(read.early, embeddings, other),
+    )
+
+
+def _by_type(told: Int[Tensor, " batch"], types: Int[Tensor, " batch"]) -> list[float]:
+    """How often each word that occurs was told."""
+    return [float((told[types == kind] == kind).double().mean()) for kind in types.unique()]
+
+
+def _changed(
+    model: "Model",
+    made: Sentences,
+    places: Places,
+    read: Read,
+    spans: dict[str, Span],
+    readers: dict[str, list[Unit]],
+    training: int,
+) -> list[Changed]:
+    """What the run holds and what neurons do after each interchange, on held-out sentences."""
+    test = made.part(slice(training, None))
+    sources = _others(test)
+    values = read.early[training:][sources][:, None]
+    probes = {
+        kind: train_probe(read.late[:training], made.types[kind][:training], read.embeddings[kind], model.seed)
+        for kind in KINDS
+    }
+    last = made.ids.shape[1] - 1
+    units = [unit for group in readers.values() for unit in group]
+    watched = [
+        Interchange(model.module, model.anatomy, Point("write", unit), [last], last, **base_arguments(model.module))
+        for unit in units
+    ]
+
+    def after(directions: Tensor | None) -> tuple[Tensor, Tensor]:
+        late, *neurons = places.early.values_after(test.ids, values, directions, [places.late, *watched])
+        return late[:, 0].double().cpu(), torch.cat(neurons, 2)[:, 0].double().cpu()
+
+    plain, whole = (after(read.early.new_zeros(1, read.early.shape[1]))), after(None)
+    generator = torch.Generator().manual_seed(model.seed + 1)
+    chosen: dict[str, Tensor] = {kind: found.directions for kind, found in spans.items()}
+    for number in range(1, RANDOM + 1):
+        chosen[f"random {number}"] = span(torch.randn(DIRECTIONS, read.early.shape[1], generator=generator)).directions
+    runs = {"nothing": plain, **{name: after(directions) for name, directions in chosen.items()}, "everything": whole}
+    size = (whole[1] - plain[1]).square().mean(0).sqrt().clamp_min(1e-12)
+    groups = [name for name, group in readers.items() for _ in group]
+    found = []
+    for name, (late, neurons) in runs.items():
+        change = ((neurons - plain[1]).square().mean(0).sqrt() / size).tolist()
+        told = {kind: _told(probes[kind], late, read, test, kind, sources) for kind in KINDS}
+        by_group = {
+            group: [value for value, own in zip(change, groups, strict=True) if own == group] for group in readers
+        }
+        found.append(Changed(name, told, by_group))
+    return found
+
+
+def _told(
+    probe: Probe, late: Tensor, read: Read, test: Sentences, kind: str, sources: Int[Tensor, " batch"]
+) -> tuple[list[float], list[float]]:
+    """How often the base's word and the source's are told, by word."""
+    told = probe.told(late, read.embeddings[kind][: test.words[kind] // 3])
+    own = test.types[kind]
+    return _by_type(told, own), _by_type(told, own[sources])
+
+
+def _others(test: Sentences) -> Int[Tensor, " batch"]:
+    """For each sentence the next one, going round, with another word of each kind.
+
+    Raises:
+        UsageError: if a sentence has none.
+    """
+    count, found = len(test.ids), []
+    for base in range(count):
+        turn = [(base + step) % count for step in range(1, count)]
+        fits = [i for i in turn if all(types[i] != types[base] for types in test.types.values())]
+        if not fits:
+            raise UsageError("No two sentences differ in both words", None, "Take another seed.")
+        found.append(fits[0])
+    return torch.tensor(found)

@@ -26,6 +26,17 @@ PLACES = ("bakery", "bridge", "garden", "harbor", "library", "market", "museum",
 
 THINGS = ("basket", "book", "box", "coat", "key", "lamp", "letter", "map", "ring", "ticket")
 
+NOUNS = (
+    *PLACES, *THINGS, "apple", "baby", "ball", "bank", "bed", "bell", "bird", "boat", "bone", "bottle", "bowl", "boy",
+    "bus", "cake", "camera", "car", "card", "castle", "cat", "chair", "church", "city", "cloud", "computer", "cow",
+    "crowd", "cup", "desk", "doctor", "dog", "door", "dress", "egg", "engine", "farm", "field", "fire", "fish", "flag",
+    "flower", "forest", "fruit", "game", "gift", "girl", "glass", "hat", "hill", "horse", "hotel", "house", "image",
+    "king", "knife", "lake", "machine", "mirror", "moon", "mountain", "nurse", "ocean", "phone", "plane", "plant",
+    "queen", "river", "road", "ship", "shop", "snake", "soldier", "star", "stone", "storm", "sun", "table", "teacher",
+    "tower", "train", "tree", "village", "wall", "wheel", "window", "wolf",
+)  # fmt: skip
+"""What one can see."""
+
 GIVING = (
     "When {first} and {second} met at the {place}, {giver} handed the {thing} to",
     "After {first} and {second} had left the {place}, {giver} gave a {thing} to",

@@ -12,7 +12,7 @@ The columns and rows are those of `mainstem.analysis.stream_weights`, before the
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -69,24 +69,29 @@ def compare_subspaces(
     sides = [Side(model.weights, text, offset) for text in (first, second)]
     spans = [span(torch.cat(side.rows), rank, energy) for side in sides]
     found = overlap(spans[0], spans[1], draws, model.seed)
+    facts = {
+        **{name: _side(side, made) for name, side, made in zip(("first", "second"), sides, spans, strict=True)},
+        "offset": offset,
+        "level": LEVEL,
+        "overlap": {name: value for name, value in asdict(found).items() if name != "angles"},
+    }
+    return _reading(model, f"{sides[0]} and {sides[1]}", found, facts, _pairs(sides, rank, energy))
+
+
+def _reading(model: "Model", title: str, found: Overlap, facts: dict[str, Any], maps: list[Map]) -> SubspaceReading:
     return SubspaceReading(
         subject="overlap",
-        title=f"{sides[0]} and {sides[1]}",
+        title=title,
         verdict=found.verdict,
         provenance=model.provenance(),
         warnings=[warning.as_dict() for warning in _warnings(found)],
         model=model.summary,
-        facts={
-            **{name: _side(side, made) for name, side, made in zip(("first", "second"), sides, spans, strict=True)},
-            "offset": offset,
-            "level": LEVEL,
-            "overlap": {name: value for name, value in asdict(found).items() if name != "angles"},
-        },
+        facts=facts,
         rows=[_angle(number, angle) for number, angle in enumerate(found.angles)],
         caption="principal angles, the smallest first",
         bars=_bars(found),
         bars_unit="times what is expected of random subspaces; lines are 2 standard deviations",
-        maps=_pairs(sides, rank, energy),
+        maps=maps,
         notes=list(model.weights.approximations),
     )
 

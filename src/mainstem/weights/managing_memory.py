@@ -1,14 +1,15 @@
 """Units that erase: how a model keeps its stream free, by its weights, and confirmed by taking them out of a run.
 
-Candidates come from the weights (`mainstem.analysis.erasers`): neurons at the false discovery rate, and heads that
-negate what they read of the present token. The strongest neurons are then taken out of a real run. With c the stream
-after the block along the neuron's direction of reading,
+Candidates come from the weights (`mainstem.analysis.erasers`): neurons at the false discovery rate, listed by their
+cosine, because most of those that pass erase little; and heads that negate what they read of the present token. The
+strongest neurons are then taken out of a real run. With c the stream after the block along the neuron's direction of
+reading,
 
     erased = 1 - rms(c) / rms(c without the neuron)
 
 over the tokens of a text but its first, which is a sink in many models. Taking a neuron out must change c by what its
-activation and its weights predict (`predicted`), and is `confirmed` if it erases more than every one of the same
-layer's neurons that write as strongly on this text: those along the same direction. Else it is `not confirmed`.
+activation and its weights predict (`prediction_error`), and is `confirmed` if it erases more than each of the same
+layer's neurons that write as strongly on this text would, along the same direction and by the same prediction.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from mainstem.causal.reference import reference_text
 from mainstem.errors import LevelRefusedError, UsageError
 from mainstem.results.subspace import Bar, SubspaceReading
 from mainstem.units import Unit
+from mainstem.weights.neuron_rows import NeuronRows, all_neuron_rows
 from mainstem.whole_numbers import whole_number
 
 if TYPE_CHECKING:
@@ -33,23 +35,20 @@ if TYPE_CHECKING:
     from mainstem.tracing import Trace
 
 CONFIRMED = 3
-MATCHED = 4
-"""How many neurons are taken out for each that is tried."""
+MATCHED = 20
+"""How many neurons that write as strongly each is compared with."""
+
+STRONG = -0.5
+"""From which cosine on a neuron writes mostly against what it reads."""
+
+NEAR = 1e-3
+"""The largest relative error of the prediction of a neuron that is confirmed."""
 
 TOKENS = 64
 """How much of the reference text is read."""
 
 PRESENT = 0.25
 """How much of a head's attention has to be at the present token for it to erase there."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """One MLP's neurons: directions of reading by role, and of writing."""
-
-    unit: Unit
-    reading: dict[str, Float[Tensor, "neuron d_model"]]
-    writing: Float[Tensor, "neuron d_model"]
 
 
 def reference_ids(model: "Model") -> list[int]:
@@ -78,47 +77,54 @@ def find_erasers(
     if whole_number("top", top) < 1 or whole_number("confirm", confirm) < 0:
         raise UsageError("Nothing to list", None, "Give a top of at least 1, and 0 or more to confirm.")
     trace = traced(model, text)
-    layers, notes = _layers(model)
+    layers, notes = all_neuron_rows(model)
     rows, roles = _candidates(layers)
     seen = _observed(trace)
     heads, missing = _heads(model, seen.present)
     if not rows and not heads:
         raise LevelRefusedError("Nothing could erase", None, "; ".join(notes + missing) or "there are no units")
-    found = [row for row in rows if row["q"] <= RATE]
     tried = [
         _confirmed(model, trace, layers[unit], seen.neurons[unit], row)
-        for row in found[:confirm]
+        for row in [row for row in rows if row["q"] <= RATE][:confirm]
         if (unit := Unit.parse(row["unit"]).sublayer) in seen.neurons
     ]
-    total = sum(role["found"] for role in roles)
-    held = sum(row["confirmed"] for row in tried)
+    facts = {
+        "tokens": trace.inputs.length(0),
+        "rate": RATE,
+        "strong": STRONG,
+        "neurons": sum(len(layer.writing) for layer in layers.values()),
+        "found": sum(role["found"] for role in roles),
+        "roles": roles,
+        "confirmation": tried,
+        "heads": sorted(heads, key=lambda head: (not head["erases"], head["sign"]))[:top],
+    }
+    return _reading(model, facts, rows[:top], sum(head["erases"] for head in heads), notes + missing)
+
+
+def _reading(model: "Model", facts: dict[str, Any], rows: list[dict], heads: int, notes: list[str]) -> SubspaceReading:
     return SubspaceReading(
         subject="erasers",
         title="Units that erase",
-        verdict=_verdict(total, len(tried), held, sum(head["erases"] for head in heads)),
+        verdict=_verdict(facts["roles"], facts["confirmation"], heads),
         provenance=model.provenance(),
         warnings=[],
         model=model.summary,
-        facts={
-            "tokens": trace.inputs.length(0),
-            "rate": RATE,
-            "neurons": sum(len(layer.writing) for layer in layers.values()),
-            "found": total,
-            "roles": roles,
-            "confirmation": tried,
-            "heads": sorted(heads, key=lambda head: (not head["erases"], head["sign"]))[:top],
-        },
-        rows=rows[:top],
+        facts=facts,
+        rows=rows,
         caption="neurons with the most negative cosine of reading and writing; q over all neurons of a role",
-        bars=[bar for row in tried for bar in _bars(row)],
+        bars=[bar for row in facts["confirmation"] for bar in _bars(row)],
         bars_unit="share of the stream along the direction of reading that is erased; lines go from least to most",
-        notes=notes + missing,
+        notes=notes,
     )
 
 
-def _verdict(found: int, tried: int, held: int, heads: int) -> str:
-    said = f"{found} neurons and {heads} heads erase by their weights" if found or heads else "nothing erases"
-    return said if not tried else f"{said}; taken out, {held} of {tried} neurons are confirmed"
+def _verdict(roles: list[dict[str, Any]], tried: list[dict[str, Any]], heads: int) -> str:
+    found, strong = (sum(role[name] for role in roles) for name in ("found", "strong"))
+    if not found and not heads:
+        return "nothing erases"
+    said = f"{found} rows of neurons are against what they write, {strong} of them mostly, and {heads} heads erase"
+    held = sum(row["confirmed"] for row in tried)
+    return f"{said}; taken out, {held} of {len(tried)} neurons are confirmed" if tried else said
 
 
 def traced(model: "Model", text: str | Sequence[int] | None) -> "Trace":
@@ -164,39 +170,8 @@ def _observed(trace: "Trace") -> _Observed:
     )
 
 
-def _layers(model: "Model") -> tuple[dict[Unit, _Layer], list[str]]:
-    layers, notes = {}, []
-    for index, write in enumerate(model.anatomy.writes):
-        if not write.neurons or write.unit in layers:
-            continue
-        try:
-            layers[write.unit] = _layer(model, index)
-        except LevelRefusedError as error:
-            notes.append(f"{write.unit} is left out: {error.reason or error.what}.")
-    return layers, notes
-
-
-def _layer(model: "Model", index: int) -> _Layer:
-    write, weights = model.anatomy.writes[index], model.weights
-    if write.activation is None:
-        raise LevelRefusedError("No rows", str(write.unit), "its activation was not seen")
-    writing = weights.write(write.unit).mT
-    rows = weights.reads(write.unit)
-    entries, reading = write.activation.entries, {}
-    if len(entries.read) != len(writing):
-        raise LevelRefusedError("No rows", str(write.unit), "some of its neurons are not of one matrix")
-    for place in range(entries.read.shape[1]):
-        number = entries.read[:, place].unique()
-        if len(number) != 1:
-            raise LevelRefusedError("No rows", str(write.unit), "its neurons read by several matrices")
-        roles = model.anatomy.reads[write.activation.reads[int(number)]].roles
-        role = roles[min(place, len(roles) - 1)]
-        reading[role] = rows["+".join(roles)][entries.column[:, place]]
-    return _Layer(write.unit, reading, writing)
-
-
-def _candidates(layers: dict[Unit, _Layer]) -> tuple[list[dict], list[dict]]:
-    """All neurons that could erase, the most certain first, and what each role looks like as a whole."""
+def _candidates(layers: dict[Unit, NeuronRows]) -> tuple[list[dict], list[dict]]:
+    """Neurons that could erase, those at the rate first, by cosine; and what each role looks like as a whole."""
     made = [(layer, role, cosines(r, layer.writing)) for layer in layers.values() for role, r in layer.reading.items()]
     if not made:
         return [], []
@@ -209,7 +184,7 @@ def _candidates(layers: dict[Unit, _Layer]) -> tuple[list[dict], list[dict]]:
         for place in found.cosine.nan_to_num(2.0).argsort()[:64].tolist():
             rows.append(
                 {
-                    "unit": str(Unit.ffn_neuron(layer.unit.layer or 0, place, nth=layer.unit.nth)),
+                    "unit": str(layer.address(place)),
                     "role": role,
                     "cosine": float(found.cosine[place]),
                     "null_mean": found.null_mean,
@@ -218,7 +193,7 @@ def _candidates(layers: dict[Unit, _Layer]) -> tuple[list[dict], list[dict]]:
                     "q": float(rates[place]),
                 }
             )
-    rows.sort(key=lambda row: (row["q"], row["cosine"]))
+    rows.sort(key=lambda row: (row["q"] > RATE, row["cosine"]))
     return rows, [
         _role(name, [(f, r) for (_, role, f), r in zip(made, q, strict=True) if role == name]) for name in names
     ]
@@ -233,26 +208,28 @@ def _role(name: str, found: list[tuple[Cosines, Tensor]]) -> dict[str, Any]:
         "smallest": float(defined.min()),
         "undefined": len(own) - len(defined),
         "found": sum(int((rates <= RATE).sum()) for _, rates in found),
+        "strong": sum(int(((rates <= RATE) & (one.cosine <= STRONG)).sum()) for one, rates in found),
     }
 
 
 def _confirmed(
-    model: "Model", trace: "Trace", layer: _Layer, activations: Float[Tensor, "pos neuron"], row: dict[str, Any]
+    model: "Model", trace: "Trace", layer: NeuronRows, activations: Float[Tensor, "pos neuron"], row: dict[str, Any]
 ) -> dict[str, Any]:
-    """Takes a neuron out, and others that write as strongly."""
+    """Takes a neuron out, beside what is predicted of others that write as strongly."""
     unit = Unit.parse(row["unit"])
     place = unit.neuron or 0
     axis = layer.reading[row["role"]][place].double()
     axis = axis / axis.norm()
-    before = _along(trace, unit, axis)
-    size = activations.square().mean(0).sqrt() * layer.writing.double().norm(dim=1)
+    writing = layer.writing.double()
+    before = trace.run.stream((unit.layer or 0) + 1)[1:].double() @ axis
+    without = _without(model, trace, unit, axis)
+    predicted = before - activations[:, place] * (writing[place] @ axis)
+    size = activations.square().mean(0).sqrt() * writing.norm(dim=1)
     order = (size / size[place].clamp_min(1e-30)).clamp_min(1e-30).log().abs().argsort().tolist()
     others = [other for other in order if other != place][:MATCHED]
-    without = _without(model, trace, unit, axis)
-    random = [_without(model, trace, Unit.ffn_neuron(unit.layer or 0, n, nth=unit.nth), axis) for n in others]
-    predicted = -activations[:, place] * float(layer.writing[place].double() @ axis)
-    change = without - before
-    erased, chance = _erased(before, without), [_erased(before, one) for one in random]
+    chance = [_erased(before, before - activations[:, other] * (writing[other] @ axis)) for other in others]
+    erased = _erased(before, without)
+    error = float((without - predicted).norm() / (predicted - before).norm().clamp_min(1e-30))
     return {
         "unit": row["unit"],
         "role": row["role"],
@@ -260,18 +237,14 @@ def _confirmed(
         "matched_mean": sum(chance) / len(chance) if chance else 0.0,
         "matched_min": min(chance, default=0.0),
         "matched_max": max(chance, default=0.0),
-        "prediction_error": float((change - predicted).norm() / change.norm().clamp_min(1e-30)),
-        "confirmed": bool(chance) and erased > max(0.0, *chance),
+        "prediction_error": error,
+        "confirmed": bool(chance) and error <= NEAR and erased > max(0.0, *chance),
     }
-
-
-def _along(trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
-    return trace.run.stream((unit.layer or 0) + 1)[1:].double() @ axis
 
 
 def _without(model: "Model", trace: "Trace", unit: Unit, axis: Tensor) -> Float[Tensor, " pos"]:
     with model.edited(Edit.zero(str(unit))):
-        return _along(model.trace(trace.ids()), unit, axis)
+        return model.trace(trace.ids()).run.stream((unit.layer or 0) + 1)[1:].double() @ axis
 
 
 def _erased(before: Float[Tensor, " pos"], without: Float[Tensor, " pos"]) -> float:
