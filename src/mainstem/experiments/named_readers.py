@@ -1,7 +1,12 @@
 """Which neurons read a subspace, by their weights alone.
 
-The share of a neuron in a subspace with orthonormal rows V is sum |V r|^2 / sum |r|^2 over the rows r by which it reads
-(gate and up). Readers of one of two subspaces are those with the largest share in it less that in the other.
+The share of a neuron in a subspace with orthonormal directions v_i, along which what it holds varies by s_i, is
+
+    sum_i s_i^2 (v_i . r)^2 / (sum_i s_i^2 |r|^2)
+
+with sums over the rows r by which it reads (gate and up): the weighted overlap of `mainstem.analysis.subspace`. Of a
+random row it is 1 / d_model on average, with variance 2 (d sum w^2 - 1) / (d^2 (d + 2)) for weights w that sum to 1.
+Readers of one of two subspaces are the neurons with the largest share in it less that in the other.
 """
 
 from collections.abc import Sequence
@@ -11,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.subspace import expected_overlap
+from mainstem.analysis.subspace import Span
 from mainstem.errors import LevelRefusedError
 from mainstem.experiments.outcome import ExperimentTable
 from mainstem.units import Unit
@@ -26,18 +31,21 @@ READERS = 20
 BYSTANDERS = "random neurons"
 
 
-def shares(
-    reading: Sequence[Float[Tensor, "neuron d_model"]], directions: Float[Tensor, "direction d_model"]
-) -> Float[Tensor, " neuron"]:
-    """The share of each neuron's rows that lies in a subspace; 0 where they are zero."""
-    inside = sum((rows.double() @ directions.double().T).square().sum(1) for rows in reading)
-    whole = sum(rows.double().square().sum(1) for rows in reading)
-    assert isinstance(inside, Tensor) and isinstance(whole, Tensor)
+def shares(reading: Sequence[Float[Tensor, "neuron d_model"]], found: Span) -> Float[Tensor, " neuron"]:
+    """The share of each neuron's rows in a subspace; 0 where they are zero."""
+    weights = _weights(found)
+    rows = torch.stack([one.double() for one in reading])
+    inside = ((rows @ found.directions.to(rows).T).square() @ weights.to(rows)).sum(0)
+    whole = rows.square().sum((0, 2))
     return torch.where(whole > 0, inside / whole.clamp_min(1e-300), 0.0)
 
 
+def _weights(found: Span) -> Float[Tensor, " direction"]:
+    return found.sizes.square() / found.sizes.square().sum()
+
+
 def chosen_neurons(
-    model: "Model", layers: range, subspaces: dict[str, Float[Tensor, "direction d_model"]]
+    model: "Model", layers: range, subspaces: dict[str, Span]
 ) -> tuple[dict[str, list[Unit]], ExperimentTable]:
     """The readers of two subspaces among some blocks' neurons, and as many others at random; with a table of shares.
 
@@ -51,8 +59,8 @@ def chosen_neurons(
         raise LevelRefusedError("No neurons that could read", f"blocks {layers.start} to {layers.stop - 1}",
                                 "; ".join(notes) or f"they have {len(units)}")  # fmt: skip
     found = {
-        name: torch.cat([shares(list(layer.reading.values()), directions.to(layer.writing)) for layer in own]).cpu()
-        for name, directions in subspaces.items()
+        name: torch.cat([shares(list(layer.reading.values()), one) for layer in own]).cpu()
+        for name, one in subspaces.items()
     }
     first, second = found
     order = (found[first] - found[second]).argsort(descending=True)
@@ -63,14 +71,13 @@ def chosen_neurons(
         second: order[-READERS:].flip(0),
         BYSTANDERS: between[torch.randperm(len(between), generator=generator)[:READERS]],
     }
-    return {name: [units[i] for i in places.tolist()] for name, places in chosen.items()}, _table(
-        model, subspaces, found, chosen, units
-    )
+    table = _table(model.anatomy.sizes.d_model, subspaces, found, chosen, units)
+    return {name: [units[i] for i in places.tolist()] for name, places in chosen.items()}, table
 
 
 def _table(
-    model: "Model",
-    subspaces: dict[str, Tensor],
+    width: int,
+    subspaces: dict[str, Span],
     found: dict[str, Tensor],
     chosen: dict[str, Tensor],
     units: Sequence[Unit],
@@ -78,8 +85,10 @@ def _table(
     cells = []
     for name, places in chosen.items():
         named = ", ".join(str(units[i]) for i in places[:3].tolist())
-        cells.append([name, named, *(float(share[places].mean()) for share in found.values())])
-    width, size = model.anatomy.sizes.d_model, len(next(iter(subspaces.values())))
-    mean, spread = expected_overlap(1, size, width)
-    caption = f"mean share of their rows in each subspace; {mean:.3f} ± {spread:.3f} for a row and a random subspace"
+        cells.append([name, named, *(float(share[places].mean()) * width for share in found.values())])
+    spreads = [
+        (2 * (width * float(_weights(one).square().sum()) - 1) / (width + 2)) ** 0.5 for one in subspaces.values()
+    ]
+    chance = " and ".join(f"{spread:.1f}" for spread in spreads)
+    caption = f"mean share of their rows in each subspace, in units of a random row's (whose spread is {chance})"
     return ExperimentTable("Readers by weights", caption, ["of", "the first", *(f"in {name}" for name in found)], cells)

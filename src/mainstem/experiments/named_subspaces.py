@@ -5,17 +5,19 @@ and that what reads one is not reached by another. The last position of sentence
 (`mainstem.experiments.named_sentences`) is asked, a third of the way up, for the token before it and for the subject:
 both vary independently, and both had to be moved there by attention. Of words no training sentence has:
 
-1. A subspace holds it. A probe for the token's embedding (`mainstem.analysis.probes`) names the right one of the held-out
-   words through 16 directions: those along which training sentences vary with this word alone. Controls: 16 random
-   directions; targets drawn at random for each word, which only a leak of the split could make right; the probe asked
-   for the other word of the same sentence.
+1. A subspace holds it. A probe for the token's embedding (`mainstem.analysis.probes`) names the right one of the
+   held-out words through 16 directions: those along which training sentences vary with this word alone. Controls: 16
+   random directions; targets drawn at random for each word, which only a leak of the split could make right; the probe
+   asked for the other word of the same sentence.
 2. The two subspaces lie apart: their overlap beside that of random ones.
-3. Interchange: one subspace is given the values of a sentence with other words. Three blocks later, probes trained on
-   unchanged runs are asked what the run holds. Control: random subspaces of as many directions.
-4. Readers. By their weights alone: the 20 neurons of those blocks whose rows lie in the subspace more than in the other
-   by the largest share. A neuron's change is the root mean square of what the interchange adds to it over that of the
-   other sentence as a whole. Controls: the other subspace's readers, 20 random neurons of the same blocks under the same
-   interchange (which moves as much), and the same readers under random subspaces.
+3. Interchange: one subspace is given the values of a sentence with other words. Two blocks later, probes trained on
+   unchanged runs are asked what the run holds. Attention goes on bringing the base's words there, so that what an
+   interchange of all directions moves is the most that there is to move. Control: random subspaces of as many
+   directions.
+4. Readers. By their weights alone: the 20 neurons of those blocks that read the subspace most and the other least
+   (`mainstem.experiments.named_readers`). A neuron's change is the root mean square of what the interchange adds to it
+   over that of an interchange of all directions. Controls: the other subspace's readers and 20 random neurons of the
+   same blocks under the same interchange, and the same readers under random subspaces.
 
 The rules, fixed before the runs that the documentation quotes. "Above" says that bootstrap intervals of 95 % of two
 means, over words or over neurons, do not meet.
@@ -42,7 +44,7 @@ from mainstem.causal.interchange import Interchange
 from mainstem.errors import UsageError
 from mainstem.experiments.named_readers import chosen_neurons
 from mainstem.experiments.named_sentences import KINDS, SENTENCE, Sentences, sentences
-from mainstem.experiments.named_subspaces_claims import Changed, Held, claims, swap_table
+from mainstem.experiments.named_subspaces_claims import EVERYTHING, NOTHING, RANDOM, Changed, Held, claims, swap_table
 from mainstem.experiments.outcome import Experiment
 from mainstem.points import Point
 from mainstem.run.inputs import base_arguments
@@ -52,8 +54,10 @@ if TYPE_CHECKING:
     from mainstem.session import Model
 
 DIRECTIONS = 16
-RANDOM = 3
-LATER = 3
+DRAWN = 3
+"""How many random subspaces."""
+
+LATER = 2
 """How many blocks after the interchange the run is asked what it holds."""
 
 
@@ -97,7 +101,7 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     held = [_held(read, made, kind, spans[kind], training, model.seed) for kind in KINDS]
     report("interchanging ...")
     blocks = range(places.early.at.layer or 0, places.late.at.layer or 0)
-    readers, shares = chosen_neurons(model, blocks, {kind: spans[kind].directions for kind in KINDS})
+    readers, shares = chosen_neurons(model, blocks, spans)
     changed = _changed(model, made, places, read, spans, readers, training)
     between = overlap(spans[KINDS[0]], spans[KINDS[1]], seed=model.seed)
     return Experiment(
@@ -110,7 +114,7 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
         tables=[swap_table(changed, f"at {places.early.at}, told at {places.late.at}"), shares],
         notes=[
             f"Sentences are {SENTENCE!r}, read at the last position; {training} with words that {testing} others lack.",
-            "A guess is right 1 in " + " and 1 in ".join(f"{len(one.whole)} ({one.kind})" for one in held) + ".",
+            "A guess is right 1 in " + " and 1 in ".join(f"{one.candidates} ({one.kind})" for one in held) + ".",
         ],
     )
 
@@ -125,13 +129,15 @@ def _places(model: "Model", made: Sentences) -> Places:
     early = max(blocks // 3, 1)
     if early + LATER >= blocks:
         raise UsageError(f"{blocks} blocks are too few", model.loaded.name, f"Take a model with {LATER + 3} or more.")
+    words = [made.places[kind] for kind in KINDS]
+    at = [Point("resid_pre", layer=layer) for layer in (early, early + LATER, 0)]
+    return Places(_place(model, made, at[0]), _place(model, made, at[1]), _place(model, made, at[2], words))
+
+
+def _place(model: "Model", made: Sentences, at: Point, positions: list[int] | None = None) -> Interchange:
+    """A point at the last position, or at others."""
     last = made.ids.shape[1] - 1
-
-    def place(layer: int, positions: list[int]) -> Interchange:
-        at = Point("resid_pre", layer=layer)
-        return Interchange(model.module, model.anatomy, at, positions, last, **base_arguments(model.module))
-
-    return Places(place(early, [last]), place(early + LATER, [last]), place(0, [made.places[kind] for kind in KINDS]))
+    return Interchange(model.module, model.anatomy, at, positions or [last], last, **base_arguments(model.module))
 
 
 def _read(places: Places, made: Sentences) -> Read:
@@ -154,28 +160,25 @@ def _spans(read: Read, made: Sentences, training: int) -> dict[str, Span]:
 
 def _held(read: Read, made: Sentences, kind: str, found: Span, training: int, seed: int) -> Held:
     """How often held-out words are named, by word."""
-    generator = torch.Generator().manual_seed(seed)
     types, embeddings = made.types[kind], read.embeddings[kind]
-    candidates = made.words[kind] // 3
-
-    def named(vectors: Tensor, targets: Tensor, asked: str = kind) -> list[float]:
-        probe = train_probe(vectors[:training], types[:training], targets, seed)
-        others = targets if asked == kind else read.embeddings[asked]
-        return _by_type(probe.told(vectors[training:], others[: made.words[asked] // 3]), made.types[asked][training:])
-
-    width = read.early.shape[1]
-    random = [span(torch.randn(DIRECTIONS, width, generator=generator)).directions.double() for _ in range(RANDOM)]
     other = next(name for name in KINDS if name != kind)
-    drawn = torch.randn(embeddings.shape, generator=generator, dtype=torch.float64)
+
+    def right(vectors: Tensor, targets: Tensor, asked: str = kind) -> list[float]:
+        probe = train_probe(vectors[:training], types[:training], targets, seed)
+        candidates = (targets if asked == kind else read.embeddings[asked])[: made.words[asked] // 3]
+        return _by_type(probe.told(vectors[training:], candidates), made.types[asked][training:])
+
+    drawn = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    random = [right(read.early @ directions.T, embeddings) for directions in _random(read.early.shape[1], seed)]
     return Held(
         kind,
         directions=len(found),
-        candidates=candidates,
-        inside=named(read.early @ found.directions.T, embeddings),
-        whole=named(read.early, embeddings),
-        random=[value for directions in random for value in named(read.early @ directions.T, embeddings)],
-        drawn=named(read.early, drawn),
-        other=named(read.early, embeddings, other),
+        candidates=made.words[kind] // 3,
+        inside=right(read.early @ found.directions.T, embeddings),
+        whole=right(read.early, embeddings),
+        random=[sum(values) / len(values) for values in zip(*random, strict=True)],
+        drawn=right(read.early, drawn),
+        other=right(read.early, embeddings, other),
     )
 
 
@@ -197,38 +200,44 @@ def _changed(
     test = made.part(slice(training, None))
     sources = _others(test)
     values = read.early[training:][sources][:, None]
+    watched = [_place(model, made, Point("write", unit)) for group in readers.values() for unit in group]
+    runs: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, directions in _interchanges(read, spans, model.seed).items():
+        late, *neurons = places.early.values_after(test.ids, values, directions, [places.late, *watched])
+        runs[name] = late[:, 0].double().cpu(), torch.cat(neurons, 2)[:, 0].double().cpu()
     probes = {
         kind: train_probe(read.late[:training], made.types[kind][:training], read.embeddings[kind], model.seed)
         for kind in KINDS
     }
-    last = made.ids.shape[1] - 1
-    units = [unit for group in readers.values() for unit in group]
-    watched = [
-        Interchange(model.module, model.anatomy, Point("write", unit), [last], last, **base_arguments(model.module))
-        for unit in units
-    ]
-
-    def after(directions: Tensor | None) -> tuple[Tensor, Tensor]:
-        late, *neurons = places.early.values_after(test.ids, values, directions, [places.late, *watched])
-        return late[:, 0].double().cpu(), torch.cat(neurons, 2)[:, 0].double().cpu()
-
-    plain, whole = (after(read.early.new_zeros(1, read.early.shape[1]))), after(None)
-    generator = torch.Generator().manual_seed(model.seed + 1)
-    chosen: dict[str, Tensor] = {kind: found.directions for kind, found in spans.items()}
-    for number in range(1, RANDOM + 1):
-        chosen[f"random {number}"] = span(torch.randn(DIRECTIONS, read.early.shape[1], generator=generator)).directions
-    runs = {"nothing": plain, **{name: after(directions) for name, directions in chosen.items()}, "everything": whole}
-    size = (whole[1] - plain[1]).square().mean(0).sqrt().clamp_min(1e-12)
-    groups = [name for name, group in readers.items() for _ in group]
+    plain = runs[NOTHING][1]
+    full = _size(runs[EVERYTHING][1] - plain).clamp_min(1e-12)
+    lengths = [len(group) for group in readers.values()]
     found = []
     for name, (late, neurons) in runs.items():
-        change = ((neurons - plain[1]).square().mean(0).sqrt() / size).tolist()
         told = {kind: _told(probes[kind], late, read, test, kind, sources) for kind in KINDS}
-        by_group = {
-            group: [value for value, own in zip(change, groups, strict=True) if own == group] for group in readers
-        }
-        found.append(Changed(name, told, by_group))
+        changes = [part.tolist() for part in (_size(neurons - plain) / full).split(lengths)]
+        found.append(Changed(name, told, dict(zip(readers, changes, strict=True))))
     return found
+
+
+def _interchanges(read: Read, spans: dict[str, Span], seed: int) -> dict[str, Tensor | None]:
+    """Directions by name; None for all."""
+    width = read.early.shape[1]
+    found: dict[str, Tensor | None] = {NOTHING: read.early.new_zeros(1, width)}
+    found |= {kind: one.directions for kind, one in spans.items()}
+    found |= {f"{RANDOM} {number}": one for number, one in enumerate(_random(width, seed + 1), 1)}
+    return {**found, EVERYTHING: None}
+
+
+def _random(width: int, seed: int) -> list[Float[Tensor, "direction d_model"]]:
+    """Random subspaces as large as those that are found."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(DRAWN, DIRECTIONS, width, generator=generator, dtype=torch.float64)
+    return [span(rows).directions for rows in drawn]
+
+
+def _size(change: Float[Tensor, "batch neuron"]) -> Float[Tensor, " neuron"]:
+    return change.square().mean(0).sqrt()
 
 
 def _told(

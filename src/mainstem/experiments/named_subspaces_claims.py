@@ -70,9 +70,10 @@ def held_claim(one: Held) -> Claim:
         f"A subspace holds the {one.kind}.",
         SOURCE,
         "no number",
-        f"{one.directions} directions name {_percent(inside)} of {one.candidates} unseen words, the stream {_percent(whole)}",
-        f"{1 / one.candidates:.1%} by guessing; random directions {_percent(random)}; random targets {_percent(drawn)}; "
-        f"asked for the other word {_percent(other)}",
+        f"{one.directions} directions name {_percent(inside)} of {one.candidates} unseen words, "
+        f"the whole stream {_percent(whole)}",
+        f"{1 / one.candidates:.1%} by guessing; random directions {_percent(random)}; "
+        f"random targets {_percent(drawn)}; asked for the other word {_percent(other)}",
         finding(_above(inside, random, drawn, other), partly=_above(whole, drawn, other)),
         {"inside": inside.mean, "whole": whole.mean, "random": random.mean, "drawn": drawn.mean, "other": other.mean,
          "selectivity": inside.mean - drawn.mean, "candidates": one.candidates},

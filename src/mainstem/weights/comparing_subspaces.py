@@ -75,10 +75,10 @@ def compare_subspaces(
         "level": LEVEL,
         "overlap": {name: value for name, value in asdict(found).items() if name != "angles"},
     }
-    return _reading(model, f"{sides[0]} and {sides[1]}", found, facts, _pairs(sides, rank, energy))
+    return _compared(model, f"{sides[0]} and {sides[1]}", found, facts, _pairs(sides, rank, energy))
 
 
-def _reading(model: "Model", title: str, found: Overlap, facts: dict[str, Any], maps: list[Map]) -> SubspaceReading:
+def _compared(model: "Model", title: str, found: Overlap, facts: dict[str, Any], maps: list[Map]) -> SubspaceReading:
     return SubspaceReading(
         subject="overlap",
         title=title,
