@@ -33,6 +33,7 @@ from mainstem.results.explanation import (
 )
 from mainstem.results.generation import Compared, Generated, Likelihood
 from mainstem.results.patch import CellRow, PatchReading, StabilityRow
+from mainstem.results.subspace import Bar, Map, SubspaceReading
 from mainstem.results.unit import Null, Sigmoid, TokenLogit, UnitReading
 
 NASTY = [
@@ -292,4 +293,30 @@ def anatomy(shapes: bool = True) -> AnatomyDescription:
         labels=BAD,
         prompt={"text": "x", "tokens": NASTY[:3], "ids": [0, 1, 2]} if shapes else None,
         shapes=rows if shapes else None,
+    )
+
+
+def subspace_reading(subject: str = "overlap") -> SubspaceReading:
+    """An overlap of sets, with a map of their pairs; or erasers, with facts that are lists."""
+    overlap = subject == "overlap"
+    names = ["L0H0.write", "L0H1.write", "<b>.key"]
+    row = {"unit": "L1N7", "role": "<up>", "erased": 0.5, "matched_mean": -0.01, "confirmed": True}
+    return SubspaceReading(
+        subject=subject,
+        title="L0H0.write+<script>alert(1)</script>.key",
+        verdict="shared" if overlap else "3 rows of neurons are against what they write",
+        provenance=provenance(),
+        warnings=WARNINGS,
+        model=model(),
+        facts={
+            "offset": 0,
+            "overlap": {"sizes": (2, 3), "overlap": 1.5, "z": NAN, "p_shared": None},
+            "confirmation": [] if overlap else [row, row],
+        },
+        rows=[{"number": n, "degrees": 30.0 * n, "cosine": NAN if n == 2 else 0.5} for n in range(60)],
+        caption="principal <angles>",
+        bars=[Bar("overlap <own>", 3.0, 3.0, 3.0), Bar("of random subspaces", 1.0, 0.5, 1.5)],
+        bars_unit="times what is expected",
+        maps=[Map("Unit by unit", "<above> chance", names[:2], names, [[0.5, -0.2, None], [0.0, 1.0, NAN]])],
+        notes=["<note>"],
     )

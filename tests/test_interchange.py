@@ -14,6 +14,7 @@ from mainstem.causal.subspaces import Subspace, lower_bound
 from mainstem.errors import LevelRefusedError, PairError, PositionError, UsageError
 from mainstem.lab.pairs import Text
 from mainstem.lab.planted import CASE, D_MODEL, LETTERS, PREDICTED_CASE, PlantedModel, planted_pairs, token
+from mainstem.points import Point
 from mainstem.session import Model
 
 
@@ -132,3 +133,21 @@ def test_counterfactuals_that_do_not_fit_are_refused() -> None:
         planted().learn_subspace("L1.resid_pre", [(base, source[1:], expected)] * 4)
     with pytest.raises(UsageError, match="Give some"):
         planted().learn_subspace("L1.resid_pre", [])
+
+
+def test_points_are_watched_together_and_after_an_interchange() -> None:
+    model = planted()
+    ids = torch.tensor([ids_of(pair.clean) for pair in planted_pairs(6, 1)])
+    last = ids.shape[1] - 1
+    early, late, neuron = (
+        interchange.Interchange(model.module, model.anatomy, Point.parse(at), [last], last)
+        for at in ("L1.resid_pre", "L2.resid_pre", "L1N3")
+    )
+    own, after, activation = early.values_beside(ids, [early, late, neuron])
+    assert torch.equal(after, late.values(ids)) and activation.shape == (6, 1, 1)
+    same, plain = early.values_after(ids, own, None, [late, neuron])
+    assert torch.allclose(same, after) and torch.allclose(plain, activation)
+    (put,) = early.values_after(ids, own.roll(1, 0), None, [early])
+    assert torch.allclose(put, own.roll(1, 0))
+    (part,) = early.values_after(ids, own.roll(1, 0), torch.eye(D_MODEL)[:3], [early])
+    assert torch.allclose(part[..., :3], own.roll(1, 0)[..., :3]) and torch.allclose(part[..., 3:], own[..., 3:])

@@ -39,6 +39,8 @@ RESULTS = {
     "patch": samples.patched(),
     "patch of pairs": samples.patched(pairs=3),
     "patch of heads": samples.patched(heads=True),
+    "subspace": samples.subspace_reading(),
+    "erasers": samples.subspace_reading("erasers"),
 }
 ALL = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
 WIDTHS = (60, 80, 100, 118, 140, 200)
@@ -99,8 +101,9 @@ def test_the_middle_of_a_long_list_is_left_out_but_never_what_matters():
 @ALL
 def test_json_is_one_document_and_finite(result):
     document = json.loads(as_json(result), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert document["schema"] == f"mainstem/{document['command']}/1"
-    assert {"provenance", "warnings", "model", "prompt", "notes"} <= set(document)
+    assert re.fullmatch(rf"mainstem/{document['command']}(/[a-z]+)?/1", document["schema"])
+    assert {"provenance", "warnings", "model", "notes"} <= set(document)
+    assert "prompt" in document or document["command"] == "subspace"  # of weights alone
 
 
 def test_nan_is_null_in_json():

@@ -14,7 +14,6 @@ from mainstem.analysis.bandwidth import bandwidth, effective_rank
 from mainstem.analysis.erasers import cosines, eigenvalue_sign
 from mainstem.analysis.factored import Factored
 from mainstem.analysis.false_discovery import q_values
-from mainstem.analysis.probes import control_labels, train_probe
 from mainstem.analysis.subspace import expected_overlap, overlap, span
 from mainstem.errors import ChoiceError, LevelRefusedError, MainstemError, UnitError, UsageError
 from mainstem.report import as_html, as_json, as_text
@@ -272,22 +271,3 @@ def test_readings_are_rendered(planted: Model, tmp_path) -> None:
         import pyarrow.parquet as pq
 
         assert pq.read_table(tmp_path / "rows.parquet").num_rows == len(made.rows)
-
-
-# --- probes -----------------------------------------------------------------------------------------------
-
-
-def test_a_probe_finds_planted_directions_and_no_others() -> None:
-    labels = torch.randint(4, (240,), generator=torch.Generator().manual_seed(1))
-    vectors = gaussian(240, 2) * 0.3 + gaussian(4, 3)[labels]
-    probe = train_probe(vectors[80:], labels[80:])
-    assert probe.accuracy(vectors[:80], labels[:80]) > 0.95
-    means = gaussian(4, 3)
-    assert overlap(span(probe.weights, energy=0.95), span(means - means.mean(0)), draws=99).verdict == "shared"
-    noise = control_labels(list(range(240)), 4)
-    assert train_probe(vectors[80:], noise[80:]).accuracy(vectors[:80], noise[:80]) < 0.45
-
-
-def test_control_labels_are_of_types() -> None:
-    made = control_labels([3, 7, 3, 7, 9], 5)
-    assert made[0] == made[2] and made[1] == made[3] and int(made.max()) < 5
