@@ -138,7 +138,7 @@ def swap_table(changed: Sequence[Changed], caption: str) -> ExperimentTable:
     """Every interchange: what is told afterwards, and the mean change of each group of neurons."""
     heads, rows = ["interchanged"], []
     for kind in changed[0].told:
-        heads += [f"{kind} of the base", "of the source"]
+        heads += [f"{kind}: the base's", f"{kind}: the source's"]
     heads += [f"readers: {name}" if name != BYSTANDERS else name for name in changed[0].neurons]
     for one in changed:
         told = [interval(values).mean for pair in one.told.values() for values in pair]
