@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mainstem.analysis.head_circuits import HeadCircuits, forced
+from mainstem.analysis.turned_tables import RATE, level
 from mainstem.analysis.vocabulary_table import VocabularyTable
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.lab.planted_circuits import FORCED, SKIP_TRIGRAMS, PlantedCircuits
@@ -17,9 +18,6 @@ from mainstem.report import as_html, as_json, as_text
 from mainstem.session import open as open_model
 from mainstem.weights.circuit_reading import circuits_of, read_circuits
 from mainstem.weights.expanding import path_expansion
-
-MARGIN = 1.5
-"""Times the rotated table's largest entry: what counts as found."""
 
 TOKENS = [2, 4, 5, 2, 7, 3, 8, 8]
 
@@ -75,8 +73,36 @@ def test_norms_exclude_most_of_a_table_whose_rows_differ():
 def test_a_rotation_keeps_norms_and_moves_entries():
     table = VocabularyTable(normal(50, 6), normal(40, 6, seed=1))
     turned = table.rotated(torch.Generator().manual_seed(0))
-    assert torch.allclose(turned.rows.norm(dim=-1), table.balanced.rows.norm(dim=-1))
+    assert torch.allclose(turned.rows.norm(dim=-1), table.rows.norm(dim=-1))
     assert not torch.allclose(turned.rows @ turned.columns.T, table.rows @ table.columns.T)
+
+
+def shares_above(tables: list[VocabularyTable], rate: float) -> float:
+    """How many tables have an entry above their level."""
+    return sum(float((t.rows @ t.columns.T).max()) > level(t, rate) for t in tables) / len(tables)
+
+
+@pytest.mark.parametrize(("size", "rank", "spread"), [(24, 24, 0.0), (40, 4, 1.0)])
+def test_tables_that_mean_nothing_pass_their_level_at_the_rate(size, rank, spread):
+    sizes = (spread * normal(size, 1)).exp()
+    tables = [VocabularyTable(normal(size, rank, seed=2 * i) * sizes, normal(size, rank, seed=2 * i + 1))
+              for i in range(200)]  # fmt: skip
+    assert RATE / 4 < shares_above(tables, RATE) < RATE + 3 * (RATE * (1 - RATE) / 200) ** 0.5
+    assert 0.1 < shares_above(tables, 0.3) < 0.3 + 3 * (0.3 * 0.7 / 200) ** 0.5
+
+
+def test_a_turned_table_passes_its_level_at_the_rate():
+    table, generator = VocabularyTable(normal(80, 6), normal(80, 6, seed=1)), torch.Generator().manual_seed(0)
+    drawn = [table.rotated(generator) for _ in range(200)]
+    assert {round(level(one), 6) for one in drawn[:3]} == {round(level(table), 6)}
+    above = sum(float((one.rows @ one.columns.T).max()) > level(table) for one in drawn)
+    assert RATE / 4 < above / 200 < RATE + 3 * (RATE * (1 - RATE) / 200) ** 0.5
+
+
+def test_a_table_of_one_direction_has_nothing_above_its_level():
+    assert (
+        shares_above([VocabularyTable(normal(9, 1, seed=i), normal(9, 1, seed=i + 50)) for i in range(20)], 0.05) == 0
+    )
 
 
 def random_circuits(seed: int) -> HeadCircuits:
@@ -95,6 +121,15 @@ def test_the_strongest_skip_trigrams_are_those_of_all_sources(seed):
     assert [one.source for one in found] == scores.topk(5).indices.tolist()
 
 
+def test_the_strongest_skip_trigrams_are_found_where_norms_differ_much():
+    sizes = [(2 * normal(3000, 1, seed=i)).exp() for i in range(4)]
+    qk, ov = (VocabularyTable(normal(3000, 3, seed=i) * sizes[i], normal(3000, 3, seed=i + 1) * sizes[i + 1])
+              for i in (0, 2))  # fmt: skip
+    scores = ((qk.rows @ qk.columns.T).amax(0) / qk.size) * ((ov.rows @ ov.columns.T).amax(0) / ov.size)
+    found = HeadCircuits(qk, ov, torch.zeros(3).cdouble()).skip_trigrams(7)
+    assert [one.source for one in found] == scores.topk(7).indices.tolist()
+
+
 @given(st.integers(0, 99))
 def test_two_skip_trigrams_force_two_more_as_strong(seed):
     circuits, first, second = random_circuits(seed), (3, 10, 20), (3, 11, 21)
@@ -109,14 +144,14 @@ def test_two_skip_trigrams_force_two_more_as_strong(seed):
 
 
 def found_trigrams(model, head: str) -> set[tuple[int, int, int]]:
-    """Skip trigrams of a head whose two entries are beyond what a rotated table has."""
+    """Skip trigrams of a head whose two entries are above the levels of their tables."""
     r = read_circuits(model, head)
     return {
         (row.id, destination.id, out.id)
         for row in r.trigrams
         for destination in row.destinations
         for out in row.outs
-        if destination.ratio > MARGIN * r.qk.null and out.ratio > MARGIN * r.ov.null
+        if destination.ratio > r.qk.level and out.ratio > r.ov.level
     }
 
 
@@ -131,8 +166,9 @@ def check_planted(model) -> None:
         assert found_trigrams(model, head) == set()
 
 
-def test_planted_skip_trigrams_and_the_copying_head_are_found_and_nothing_else(planted):
-    check_planted(planted)
+@pytest.mark.parametrize("seed", range(4))
+def test_planted_skip_trigrams_and_the_copying_head_are_found_and_nothing_else(seed):
+    check_planted(open_model(PlantedCircuits(seed)))
 
 
 def test_a_wrong_head_label_fails(planted, monkeypatch):

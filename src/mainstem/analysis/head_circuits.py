@@ -14,10 +14,9 @@ head reads what others wrote, too, and the tables say nothing of that.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from mainstem.analysis.factored import Factored
@@ -26,7 +25,7 @@ from mainstem.analysis.vocabulary_table import VocabularyTable
 from mainstem.model.anatomy import Readout
 
 CHUNK = 256
-RANKED = 2048
+RANKED = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +63,6 @@ class HeadCircuits:
         """sum lambda / sum |lambda|: 1 for a head that only copies, -1 for one that only erases, about 0 by chance."""
         return eigenvalue_score(self.eigenvalues)
 
-    @cached_property
-    def normal(self) -> tuple[VocabularyTable, VocabularyTable]:
-        """Both tables in units of their root mean square."""
-        self.qk.require_some("The QK circuit")
-        self.ov.require_some("The OV circuit")
-        qk, ov = self.qk, self.ov
-        return VocabularyTable(qk.rows / qk.size, qk.columns), VocabularyTable(ov.rows / ov.size, ov.columns)
-
     def own_ranks(self) -> Float[Tensor, " token"]:
         """The rank, from 1, of tokens among the outputs that they promote; equals share their mean rank.
 
@@ -88,42 +79,78 @@ class HeadCircuits:
             ranks.append(above + (level + 1) / 2)
         return torch.cat(ranks)
 
+    def require_some(self) -> None:
+        """Raises UsageError if either table is zero everywhere."""
+        self.qk.require_some("The QK circuit")
+        self.ov.require_some("The OV circuit")
+
     def score(self, source: int, destination: int, out: int) -> float:
         """qk x ov of one skip trigram, in units of both tables; below 0 if either speaks against it."""
-        qk, ov = self.normal
-        reads = float(qk.rows[destination] @ qk.columns[source])
-        says = float(ov.rows[out] @ ov.columns[source])
+        self.require_some()
+        reads = float(self.qk.rows[destination] @ self.qk.columns[source]) / self.qk.size
+        says = float(self.ov.rows[out] @ self.ov.columns[source]) / self.ov.size
         return reads * says if reads > 0 and says > 0 else -abs(reads * says)
 
     def skip_trigrams(self, count: int, breadth: int = 3) -> list[SkipTrigrams]:
-        """The `count` sources with the strongest skip trigrams, exactly: others are excluded by their norms.
+        """The `count` sources with the strongest skip trigrams; others are excluded by their norms.
 
-        A source's score is at most |k| max |q| |v| max |u|; sources are tried in the order of that bound until it
-        falls below the last of the best.
+        A source's score is at most |k| max |q| |v| max |u|; sources are tried in the order of that bound until it falls
+        below the last of the best, and of each only the rows q, then u, that are long enough to reach the last of the
+        best. Exact but for the rounding of float32 products.
         """
-        qk, ov = (table.balanced for table in self.normal)
-        sources = min(len(qk.columns), len(ov.columns))
-        bound = qk.columns[:sources].norm(dim=-1) * ov.columns[:sources].norm(dim=-1)
-        bound = bound * qk.rows.norm(dim=-1).max() * ov.rows.norm(dim=-1).max()
+        self.require_some()
+        sources = min(len(self.qk.columns), len(self.ov.columns))
+        looks, promotes = (_longest(table.balanced, sources) for table in (self.qk, self.ov))
+        bound = looks.bound * promotes.bound
         order = bound.argsort(descending=True, stable=True)
-        best, chosen = torch.zeros(0, dtype=torch.float64), order[:0]
-        for start in range(0, sources, CHUNK):
-            if len(best) == min(count, sources) and float(bound[order[start]]) < float(best[-1]):
+        best, chosen = bound[:0], order[:0]
+        for index in order.split(CHUNK):
+            least = float(best[-1]) if len(best) == min(count, sources) else 0.0
+            if float(bound[index[0]]) < least:
                 break
-            index = order[start : start + CHUNK]
-            reads = (qk.columns[index].float() @ qk.rows.float().mT).amax(1)
-            says = (ov.columns[index].float() @ ov.rows.float().mT).amax(1)
-            scores = torch.cat([best.to(bound), (reads.clamp_min(0) * says.clamp_min(0)).double()])
+            reads = looks.largest(index, least / promotes.bound[index])
+            index, reads = index[reads > 0], reads[reads > 0]
+            scores = torch.cat([best, reads * promotes.largest(index, least / reads).clamp_min(0)])
             kept = scores.topk(min(count, len(scores)))
             best, chosen = kept.values, torch.cat([chosen, index])[kept.indices]
         return [self.of_source(int(source), breadth) for source in chosen]
 
     def of_source(self, source: int, breadth: int = 3) -> SkipTrigrams:
         """The skip trigrams of one source."""
-        qk, ov = self.normal
-        reads, says = qk.column(source), ov.column(source)
+        reads, says = self.qk.column(source) / self.qk.size, self.ov.column(source) / self.ov.size
         score = float(reads.max().clamp_min(0) * says.max().clamp_min(0))
         return SkipTrigrams(source, score, _largest(reads, breadth), _largest(says, breadth))
+
+
+@dataclass(frozen=True, eq=False)
+class _Longest:
+    """A table to be asked for the largest entry of each column: rows by falling norm, all in float32.
+
+    Attributes:
+        bound: what no entry of a column exceeds.
+    """
+
+    rows: Float[Tensor, "row d_head"]
+    norms: Float[Tensor, " row"]
+    columns: Float[Tensor, "column d_head"]
+    bound: Float[Tensor, " column"]
+
+    def largest(self, index: Int[Tensor, " chosen"], least: Float[Tensor, " chosen"]) -> Float[Tensor, " chosen"]:
+        """The largest entry of some columns; where it is below `least`, anything below `least`, or 0."""
+        possible = self.bound[index] >= least
+        found = torch.zeros_like(least)
+        if possible.any():
+            index, least = index[possible], least[possible]
+            needed = (least / self.bound[index]).min() * self.norms[0]
+            used = max(int((self.norms >= needed).sum()), 1)
+            found[possible] = (self.columns[index] @ self.rows[:used].mT).amax(1)
+        return found
+
+
+def _longest(table: VocabularyTable, columns: int) -> _Longest:
+    norms, order = table.rows.norm(dim=-1).float().sort(descending=True, stable=True)
+    chosen = table.columns[:columns].float()
+    return _Longest(table.rows[order].float(), norms, chosen, chosen.norm(dim=-1) * norms[0])
 
 
 def forced(first: tuple[int, int, int], second: tuple[int, int, int]) -> tuple[tuple[int, int, int], ...]:

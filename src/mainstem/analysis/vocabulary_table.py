@@ -109,14 +109,13 @@ class VocabularyTable:
         return TopEntries(rows[order], columns[order], exact[order], slack, computed / (len(a) * len(b)))
 
     def rotated(self, generator: torch.Generator) -> "VocabularyTable":
-        """A table of the same factors with a random rotation between them: the null of a strongest entry.
+        """A table of the same factors with a random rotation between them: a draw of `turned_tables`' null.
 
-        Rows keep their norms and spectra, and lose what they have to do with the columns.
+        Rows and columns keep their norms, and lose what they have to do with each other.
         """
-        table = self.balanced
-        normal = torch.randn(table.rows.shape[1], table.rows.shape[1], generator=generator, dtype=torch.float64)
+        normal = torch.randn(self.rows.shape[1], self.rows.shape[1], generator=generator, dtype=torch.float64)
         q, r = torch.linalg.qr(normal)
-        return VocabularyTable(table.rows @ (q * r.diagonal().sign()).to(table.rows), table.columns)
+        return VocabularyTable(self.rows @ (q * r.diagonal().sign()).to(self.rows), self.columns)
 
 
 def _sorted(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,8 +19,8 @@ def shown(r: CircuitReading) -> str:
 def table_text(table: TableSummary) -> str:
     """How far a table's entries are to be believed."""
     return (
-        f"in units of the root mean square, {plain(table.size, 4)}; after a random rotation the largest is "
-        f"{plain(table.null)}; exact within {scientific(table.slack)}, {table.computed:.0%} of the table computed"
+        f"in units of the root mean square, {plain(table.size, 4)}; after random rotations of its factors at most "
+        f"{table.rate:.0%} have any entry above {plain(table.level)}; exact within {scientific(table.slack)}, {table.computed:.0%} of the table computed"
     )
 
 

@@ -34,14 +34,17 @@ class TableSummary:
 
     Attributes:
         size: root mean square of all entries.
-        null: the largest entry after a random rotation between the two factors, over several draws, in units of `size`.
+        level: what no entry reaches after a random rotation between the two factors, in units of `size`, but in a part
+            `rate` of the rotations at most.
+        rate: 0.05.
         slack: no entry that is not listed is above the last listed by more than this.
         computed: the part of the table that was computed to know so.
         one_direction: the part of its square in its first singular direction.
     """
 
     size: float
-    null: float
+    level: float
+    rate: float
     slack: float
     computed: float
     one_direction: float

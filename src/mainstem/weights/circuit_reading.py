@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mainstem.analysis import warnings as warn
 from mainstem.analysis.head_circuits import HeadCircuits, SkipTrigrams, head_circuits
+from mainstem.analysis.turned_tables import RATE, level
 from mainstem.analysis.vocabulary_table import TopEntries, VocabularyTable
 from mainstem.causal.reference import reference_text
 from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 EMBEDDINGS = ("plain", "normed")
 """Embeddings as they come out of the embedding, or each at its own scale of the norm that the head reads through."""
-
-DRAWS = 1
-"""Random rotations of each table; each costs a search."""
 
 COPIED = 10
 SINK_TOKENS = 32
@@ -80,10 +78,10 @@ def read_circuits(
         raise UnitError(f"{unit} is no head", None, "Circuits are those of one head, such as L9H8.")
     circuits = circuits_of(model, unit, offset, embedding)
     factors = model.weights_check
-    tables, normal = (circuits.qk, circuits.ov), circuits.normal
+    circuits.require_some()
+    tables = (circuits.qk, circuits.ov)
     entries = [table.top(top) for table in tables]
-    nulls = [_null(table, model.seed) for table in tables]
-    summaries = [_summary(*each) for each in zip(normal, tables, entries, nulls, strict=True)]
+    summaries = [_summary(table, found) for table, found in zip(tables, entries, strict=True)]
     return CircuitReading(
         provenance=model.provenance(),
         warnings=[w.as_dict() for w in _warnings(model, unit, summaries)],
@@ -139,16 +137,10 @@ def token_embedding(model: "Model") -> Float[Tensor, "token d_model"]:
     raise LevelRefusedError("Circuits need a vector for each token", "embed", reason)
 
 
-def _null(table: VocabularyTable, seed: int) -> float:
-    """The largest entry after a random rotation between the factors, of some draws, in units of the table's size."""
-    generator = torch.Generator().manual_seed(seed)
-    return max(float(table.rotated(generator).top(1).values[0]) for _ in range(DRAWS)) / table.size
-
-
-def _summary(normal: VocabularyTable, table: VocabularyTable, found: TopEntries, null: float) -> TableSummary:
-    strengths = normal.balanced.columns.pow(2).sum(0).pow(2)
+def _summary(table: VocabularyTable, found: TopEntries) -> TableSummary:
+    strengths = table.balanced.columns.pow(2).sum(0).pow(2)
     share = float(strengths.max() / strengths.sum())
-    return TableSummary(table.size, null, found.slack, found.computed, share)
+    return TableSummary(table.size, level(table) / table.size, RATE, found.slack, found.computed, share)
 
 
 def _entries(model: "Model", name: str, table: VocabularyTable, found: TopEntries) -> list[EntryRow]:
@@ -181,8 +173,8 @@ def _asked(model: "Model", circuits: HeadCircuits, texts: Sequence[str]) -> Aske
     source, destination, out = (
         parse_token(text, model.tokenizer, size) for text, size in zip(texts, sizes, strict=True)
     )
-    qk, ov = circuits.normal
-    reads, says = qk.row(destination), ov.column(source)
+    qk, ov = circuits.qk, circuits.ov
+    reads, says = qk.row(destination) / qk.size, ov.column(source) / ov.size
     return AskedRow(
         source=model.token(source),
         destination=model.token(destination),
