@@ -63,6 +63,7 @@ from mainstem.results.explanation import Explanation, Provenance
 from mainstem.results.generation import Compared, Generated
 from mainstem.results.heads import HeadsReading
 from mainstem.results.subspace import SubspaceReading
+from mainstem.results.trigram import TrigramReading
 from mainstem.run.inputs import Inputs, base_arguments, context_length, make_inputs
 from mainstem.run.operands import operands_of
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
@@ -74,6 +75,7 @@ from mainstem.weights.comparing_subspaces import compare_subspaces
 from mainstem.weights.composing import composition
 from mainstem.weights.head_reading import read_heads
 from mainstem.weights.managing_memory import find_erasers
+from mainstem.weights.trigram_reading import read_trigram
 from mainstem.weights.weights_checking import weights_certificate
 
 Prompt = str | Sequence[int]
@@ -410,6 +412,10 @@ class Model:
         See `mainstem.weights.circuit_reading.read_circuits` for options.
         """
         return read_circuits(self, head, skip_trigram, **options)
+
+    def skip_trigram(self, source: str, destination: str, out: str, **options: Any) -> TrigramReading:
+        """All heads by a skip trigram; see `mainstem.weights.trigram_reading.read_trigram` for the options."""
+        return read_trigram(self, source, destination, out, **options)
 
     def compare_subspaces(self, first: str, second: str, **options: Any) -> SubspaceReading:
         """How what two sets of units read or write overlaps.

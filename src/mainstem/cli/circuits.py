@@ -43,17 +43,16 @@ def circuits(
     ] = 0,
     top: Top = 10,
 ):
-    """Read a head's QK and OV circuits in the vocabulary, or who composes with whom."""
-    if (head is not None) == composition:
-        raise UsageError("One thing is asked at a time", None, "Give HEAD, such as L9H8, or --composition.")
+    """Read a head's QK and OV circuits in the vocabulary, all heads by a skip trigram, or who composes with whom."""
     asked = [token for token in (source, destination, predicts) if token is not None]
+    if composition and (head is not None or asked) or not (composition or head or asked):
+        how = "Give HEAD, such as L9H8, or the three tokens of a skip trigram, or --composition."
+        raise UsageError("One thing is asked at a time", None, how)
     o.choice("kind of embedding", embedding, o.EMBEDDINGS)
     o.choice("kind of writer", writers, o.WRITERS)
     for kind in kinds or ():
         o.choice("kind of composition", kind, o.COMPOSITIONS)
-    if head is None:
-        if asked:
-            raise UsageError("A skip trigram is one of a head", None, "Give HEAD, or leave the tokens out.")
+    if composition:
         model = run.open()
         with run.step("Composing ..."):
             return model.composition(tuple(kinds or o.COMPOSITIONS[:3]), offset=offset, writers=writers, top=top)
@@ -62,6 +61,13 @@ def circuits(
     if len(asked) not in (0, 3):
         what = "A skip trigram is a source, a destination and an output"
         raise UsageError(what, None, "Give all of --source, --destination and --predicts, or none.")
+    if head is None and embedding != o.EMBEDDINGS[0]:
+        raise UsageError(
+            "Embeddings through a norm are those of one head", "--embedding", "Give HEAD, or leave it out."
+        )
     model = run.open()
+    if head is None:
+        with run.step("Reading circuits ..."):
+            return model.skip_trigram(*asked, offset=offset, top=top)
     with run.step("Reading circuits ..."):
         return model.head_circuits(head, *asked, offset=offset, embedding=embedding, top=top)

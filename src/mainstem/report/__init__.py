@@ -25,6 +25,7 @@ from mainstem.results.heads import HeadsReading
 from mainstem.results.patch import PatchReading
 from mainstem.results.prompt_set import PromptSetReading
 from mainstem.results.subspace import SubspaceReading
+from mainstem.results.trigram import TrigramReading
 
 _RENDERERS = {
     Explanation: ("explain_terminal:print_explanation", "explain_page:explanation_page"),
@@ -36,6 +37,7 @@ _RENDERERS = {
     PromptSetReading: ("set_terminal:print_prompt_set", "set_page:prompt_set_page"),
     CompositionReading: ("composition_terminal:print_composition", "composition_page:composition_page"),
     CircuitReading: ("circuits_terminal:print_circuits", "circuits_page:circuits_page"),
+    TrigramReading: ("trigram_terminal:print_trigram", "trigram_page:trigram_page"),
     HeadsReading: ("heads_terminal:print_heads", "heads_page:heads_page"),
     SubspaceReading: ("subspace_terminal:print_subspace", "subspace_page:subspace_page"),
 }
