@@ -203,6 +203,53 @@ def test_a_skip_trigram_can_be_asked_for(planted):
     assert other is not None and other.qk < 0
 
 
+# --- all heads by a skip trigram ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trigram", [(3, 8, 14), (2, 5, 9), (1, 2, 3)])
+def test_all_heads_have_the_scores_of_their_tables(planted, trigram):
+    reading = planted.skip_trigram(*(f"id:{token}" for token in trigram))
+    assert {row.head for row in reading.heads} == {str(head) for head in planted.weights.heads}
+    source, destination, out = trigram
+    for row in reading.heads:
+        circuits = circuits_of(planted, row.head)
+        assert row.score == pytest.approx(circuits.score(*trigram), rel=1e-4, abs=1e-5)
+        if abs(row.score) > 1e-3:
+            scores = [
+                [circuits.score(token, destination, out) for token in range(24)],
+                [circuits.score(source, token, out) for token in range(24)],
+                [circuits.score(source, destination, token) for token in range(24)],
+            ]
+            own = circuits.score(*trigram)
+            reached = [sum(score >= own - 1e-5 for score in column) / 24 for column in scores]
+            assert row.p == pytest.approx(max(reached))
+
+
+def test_a_planted_skip_trigram_is_first_and_24_tokens_are_too_few_to_find_it(planted):
+    reading = planted.skip_trigram("id:3", "id:8", "id:14")
+    first = reading.heads[0]
+    assert (first.head, first.source_rank, first.out_rank) == ("L0H0", 1, 1)
+    assert first.p == pytest.approx(1 / 24) and first.q > reading.rate and reading.found == []
+
+
+def test_a_head_that_copies_from_everywhere_has_its_destination_weakest(planted):
+    rows = {row.head: row for row in planted.skip_trigram("id:6", "id:6", "id:6").heads}
+    assert rows["L0H1"].out_rank == 1 and rows["L0H1"].p < 0.2
+    rows = {row.head: row for row in planted.skip_trigram("id:6", "id:7", "id:6").heads}
+    assert rows["L0H1"].weakest != "out" and rows["L0H1"].p > 0.9
+
+
+def test_a_reading_of_all_heads_is_reported(planted):
+    reading = planted.skip_trigram("id:3", "id:8", "id:14", top=2)
+    document = json.loads(as_json(reading))
+    assert document["schema"] == "mainstem/trigram/1" and len(document["heads"]) == 6
+    for text in (as_text(reading), as_html(reading)):
+        assert "L0H0" in text and "0 of 6 heads" in text
+    assert len(list(reading.cells())) == 6
+    with pytest.raises(UsageError):
+        planted.skip_trigram("id:3", "id:8", "id:14", top=0)
+
+
 # --- path expansion -----------------------------------------------------------------------------------------
 
 

@@ -84,7 +84,8 @@ def head_trigrams(qk: Factored, ov: Factored, tokens: TrigramTokens, trigram: tu
     """A skip trigram in all heads of a stack.
 
     Args:
-        qk, ov: W_QK and W_OV of the heads, as the stream sees them.
+        qk: W_QK of the heads, as the stream sees them.
+        ov: W_OV, likewise.
         tokens: both ends of the stream.
         trigram: source, destination and output.
     """

@@ -2,10 +2,10 @@
 
 The null hypothesis is that of a head at its initialisation: turning all its rows (queries, or outputs) by an orthogonal
 matrix of d_head dimensions, against its columns (keys, or values), is as likely as not turning them. Norms of all rows
-and columns stay, so a token is not found for being large. Under a uniformly random rotation an entry is |a| |b| cos with
-cos the first coordinate of a random unit vector, P(cos >= t) = I_{1-t^2}((d-1)/2, 1/2) / 2; the sum over all entries
-bounds the probability that any reaches x (Boole). No draws are made. The bound holds for every table, so the rate is a
-ceiling; in small dimensions, or where few pairs of norms matter, it is not reached.
+and columns stay, so a token is not found for being large. Under a uniformly random rotation an entry is |a| |b| cos
+with cos the first coordinate of a random unit vector, P(cos >= t) = I_{1-t^2}((d-1)/2, 1/2) / 2; the sum over all
+entries bounds the probability that any reaches x (Boole). No draws are made. The bound holds for every table, so the
+rate is a ceiling; in very few dimensions it is not reached.
 
 Norms are rounded up to a bin of 1 %, so that the sum over d_vocab^2 pairs is one over bins, and the level rises by 2 %
 at most.

@@ -20,7 +20,8 @@ def table_text(table: TableSummary) -> str:
     """How far a table's entries are to be believed."""
     return (
         f"in units of the root mean square, {plain(table.size, 4)}; after random rotations of its factors at most "
-        f"{table.rate:.0%} have any entry above {plain(table.level)}; exact within {scientific(table.slack)}, {table.computed:.0%} of the table computed"
+        f"{table.rate:.0%} have any entry above {plain(table.level)}; exact within {scientific(table.slack)}, "
+        f"{table.computed:.0%} of the table computed"
     )
 
 

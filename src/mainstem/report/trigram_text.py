@@ -1,9 +1,9 @@
 """Heads by a skip trigram in words: what the table for the terminal and the page both say."""
 
-from mainstem.report.text import count, plain, scientific, visible
+from mainstem.report.text import count, plain, visible
 from mainstem.results.trigram import TrigramHeadRow, TrigramReading
 
-COLUMNS = ("head", "QK", "source’s rank", "OV", "out’s rank", "product", "p", "weakest", "q")
+COLUMNS = ("head", "QK", "rank", "OV", "rank", "product", "p", "weakest", "q")
 
 
 def asked(r: TrigramReading) -> str:
@@ -21,7 +21,7 @@ def found_text(r: TrigramReading) -> str:
 def judged(r: TrigramReading) -> str:
     """What p and q are."""
     return (
-        "p: each of the three tokens in turn replaced by every other, the largest part that scores no less, and whose "
+        "rank: of the source among the destination’s, of the output among the source’s; p: each of the three tokens in turn replaced by every other, the largest part that scores no less, and whose "
         f"it is (weakest); q: false discovery rate over heads; offset {r.offset}"
     )
 
@@ -35,7 +35,7 @@ def cells(row: TrigramHeadRow) -> list[str]:
         plain(row.ov),
         count(row.out_rank),
         plain(row.score),
-        scientific(row.p),
+        f"{row.p:.2g}",
         row.weakest,
-        scientific(row.q),
+        f"{row.q:.2g}",
     ]

@@ -27,7 +27,9 @@ def read_trigram(
 
     Args:
         model: the model.
-        source, destination, out: text of one token or `id:7042`.
+        source: what is looked at, text of one token or `id:7042`.
+        destination: what looks at it, likewise.
+        out: what is then predicted, likewise.
         offset: destination minus source, for rotary embedding.
         top: how many heads a table shows.
 
