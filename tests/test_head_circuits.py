@@ -14,8 +14,10 @@ from mainstem.analysis.turned_tables import RATE, level
 from mainstem.analysis.vocabulary_table import VocabularyTable
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.lab.planted_circuits import FORCED, SKIP_TRIGRAMS, PlantedCircuits
+from mainstem.model.discovery import probe_ids
 from mainstem.report import as_html, as_json, as_text
 from mainstem.session import open as open_model
+from mainstem.weights import circuit_reading
 from mainstem.weights.circuit_reading import circuits_of, read_circuits
 from mainstem.weights.expanding import path_expansion
 
@@ -262,6 +264,19 @@ def test_paths_sum_to_the_logits(expansion):
     assert torch.allclose(second, expansion.orders()[2], atol=1e-9)
 
 
+def test_biases_of_values_begin_paths_at_their_heads():
+    module = handmade.Model(AttentionOnly, 2).eval()
+    for number, attention in enumerate(part for part in module.modules() if isinstance(part, handmade.Attention)):
+        attention.value.bias = torch.nn.Parameter(normal(attention.value.out_features, seed=number).float())
+    expansion = path_expansion(open_model(module).trace(list(range(5, 15))))
+    paths = expansion.paths()
+    assert expansion.error(list(paths.values())) < 1e-4
+    assert sum(paths[(head,)] for layer in expansion.layers for head in layer.heads) == pytest.approx(
+        expansion.orders()[1], abs=1e-9
+    )
+    assert max(float(layer.bias.norm()) for layer in expansion.layers) > 0.1
+
+
 def test_a_path_that_is_left_out_is_missed(expansion):
     paths = expansion.paths()
     strongest = max((path for path in paths if path), key=lambda path: float(paths[path].abs().max()))
@@ -283,6 +298,36 @@ def test_losses_by_order_end_at_the_models_own(expansion):
     losses = expansion.losses(ids)
     own = torch.nn.functional.cross_entropy(expansion.logits[:-1], ids[1:])
     assert len(losses) == 3 and losses[-1] == pytest.approx(float(own), abs=1e-4)
+
+
+# --- warnings -----------------------------------------------------------------------------------------------
+
+
+def codes(model, head: str) -> set[str]:
+    return {warning["code"] for warning in read_circuits(model, head).warnings}
+
+
+def test_tied_embeddings_are_warned_of(planted):
+    assert "tied" not in codes(planted, "L0H2")
+    module = PlantedCircuits()
+    module.unembedding.weight = module.tokens.weight
+    model = open_model(module)
+    assert "tied" in codes(model, "L0H2")
+    assert [w["code"] for w in model.skip_trigram("id:1", "id:2", "id:3").warnings] == ["tied"]
+
+
+def test_a_head_that_looks_at_the_first_position_is_warned_of(planted, monkeypatch):
+    assert "sink" not in codes(planted, "L0H2")
+    monkeypatch.setattr(circuit_reading, "_first_share", lambda model, head: 0.9)
+    assert "sink" in codes(planted, "L0H2")
+
+
+def test_what_a_head_gives_to_the_first_position_is_read_from_its_pattern(planted):
+    ids = probe_ids(planted.module)[0].tolist()
+    share = circuit_reading._first_share(planted, planted.weights.heads[1])
+    later = range(len(ids) // 2, len(ids))
+    same = [1 / (position + 1) for position in later]
+    assert share != pytest.approx(0) and abs(share - sum(same) / len(same)) < 0.2
 
 
 # --- refusals and reports -----------------------------------------------------------------------------------

@@ -38,19 +38,25 @@ class Layer:
         pattern: what each destination gives to each source.
         ov: W_OV of the heads, as a stack.
         scale: the scale at each position of the norm that it reads through.
-        constant: the bias that it writes.
+        bias: what each head writes of the bias of its values, for all of its pattern.
+        constant: the bias that the sublayer writes.
     """
 
     heads: tuple[Unit, ...]
     pattern: Float[Tensor, "n_heads pos source"]
     ov: Factored
     scale: Float[Tensor, " pos"]
+    bias: Float[Tensor, "n_heads d_model"]
     constant: Float[Tensor, " d_model"]
 
     def through(self, head: int, stream: Float[Tensor, "source d_model"]) -> Float[Tensor, "pos d_model"]:
         """What a head writes of a part of the stream."""
         moved = self.pattern[head] @ (stream * self.scale[:, None])
         return moved @ self.ov.right[head].mT @ self.ov.left[head].mT
+
+    def begun(self, head: int) -> Float[Tensor, "pos d_model"]:
+        """What a head writes of the bias of its values: a path that begins at the head."""
+        return self.pattern[head].sum(-1, keepdim=True) * self.bias[head]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +86,7 @@ class PathExpansion:
             for order, add in enumerate(written):
                 parts[order + 1] = parts[order + 1] + add
             parts[0] = parts[0] + layer.constant
+            parts[1] = parts[1] + sum(layer.begun(h) for h in range(len(layer.heads)))
         return [self._read(part) + (self._constant() if order == 0 else 0) for order, part in enumerate(parts)]
 
     def paths(self) -> dict[Path, Float[Tensor, "pos d_vocab"]]:
@@ -100,6 +107,8 @@ class PathExpansion:
                 for number, head in enumerate(layer.heads):
                     parts[(*path, head)] = layer.through(number, part)
             parts[DIRECT] = parts[DIRECT] + layer.constant
+            for number, head in enumerate(layer.heads):
+                parts[(head,)] = parts[(head,)] + layer.begun(number)
         read = {path: self._read(part) for path, part in parts.items()}
         read[DIRECT] = read[DIRECT] + self._constant()
         return read

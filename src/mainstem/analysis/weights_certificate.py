@@ -69,11 +69,12 @@ def _side_error(run: _Run, role: str) -> float:
     own = [carrying.head(head, core.n_heads) for head in range(core.n_heads)]
     plain, off, size = carrying.unscaled(), 0.0, 0.0
     factor = run.operands.scaling if role == "query" else 1.0
+    values = run.weights.value(run.unit) if role == "value" else None
     for moment in run.moments:
         place = moment.position
         x, scale, bias = _stream_read(moment, read)
         last = len(run.moments) - 1
-        rows = run.weights.value(run.unit) if role == "value" else getattr(run.weights, role)(run.unit, place, last)
+        rows = getattr(run.weights, role)(run.unit, place, last) if values is None else values
         scaled, bare = carrying.matrices(own, place), plain.matrices(own, place)
         constant = carrying.constant()[:, place]
         for head, ((used, matrix), (_, unscaled)) in enumerate(zip(scaled, bare, strict=True)):

@@ -21,8 +21,9 @@ def found_text(r: TrigramReading) -> str:
 def judged(r: TrigramReading) -> str:
     """What p and q are."""
     return (
-        "rank: of the source among the destination’s, of the output among the source’s; p: each of the three tokens in turn replaced by every other, the largest part that scores no less, and whose "
-        f"it is (weakest); q: false discovery rate over heads; offset {r.offset}"
+        "rank: of the source among the destination’s, of the output among the source’s; p: each of the three tokens in "
+        "turn replaced by every other, the largest part that scores no less, and whose it is (weakest); q: false "
+        f"discovery rate over heads; offset {r.offset}"
     )
 
 

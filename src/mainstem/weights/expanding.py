@@ -3,10 +3,13 @@
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mainstem.analysis.path_expansion import Layer, PathExpansion
 from mainstem.analysis.readout import frozen_scale, require_linear
 from mainstem.errors import CertificateError, LevelRefusedError
+from mainstem.model.anatomy import Read
 from mainstem.run.moment import Moment
 from mainstem.units import Unit
 
@@ -21,8 +24,8 @@ def path_expansion(trace: "Trace", row: int = 0) -> PathExpansion:
     """The logits of a run at every position as sums over paths through its heads.
 
     Raises:
-        LevelRefusedError: if the model has sublayers other than attention, a bias in a value, or a readout that is no
-            norm and unembedding.
+        LevelRefusedError: if the model has sublayers other than attention, or a readout that is no norm and
+            unembedding.
         CertificateError: if the sum is not what the model computed.
     """
     anatomy, weights = trace.model.anatomy, trace.model.weights
@@ -61,8 +64,6 @@ def _layer(trace: "Trace", unit: Unit, moments: list[Moment], row: int) -> Layer
     write, core = anatomy.writes[index], anatomy.writes[index].attention
     assert core is not None
     read = next(read for read in anatomy.reads if read.unit == unit and "value" in read.roles)
-    if read.bias is not None or (read.norm is not None and read.norm.bias is not None):
-        raise LevelRefusedError("No path expansion", str(unit), "its values have a bias, which no path begins with")
     streams = [trace.run.stream(block.layer, row) for block in anatomy.blocks if block.layer == unit.layer]
     scale = torch.ones(len(moments), dtype=torch.float64)
     if read.norm is not None:
@@ -72,4 +73,23 @@ def _layer(trace: "Trace", unit: Unit, moments: list[Moment], row: int) -> Layer
         seen = moment.attention[core.site].pattern
         pattern[:, position, : seen.shape[1]] = seen
     constant = torch.zeros(anatomy.sizes.d_model, dtype=torch.float64)
-    return Layer(heads, pattern, ov, scale, constant if write.bias is None else write.bias.double())
+    bias = _value_bias(trace, index, read, [head.head_index or 0 for head in heads], row)
+    added = torch.einsum("hdj,hj->hd", ov.left, bias)
+    return Layer(heads, pattern, ov, scale, added, constant if write.bias is None else write.bias.double())
+
+
+def _value_bias(trace: "Trace", index: int, read: Read, heads: list[int], row: int) -> Float[Tensor, "head d_value"]:
+    """What biases of the norm and of the value's matrix add to each head's values, at every position alike."""
+    carrying, _ = trace.run.operands(index, row).side("value")
+    bias = torch.zeros(len(read.weight), dtype=torch.float64)
+    if read.bias is not None:
+        bias = bias + read.bias.detach().to(bias)
+    if read.norm is not None and read.norm.bias is not None:
+        bias = bias + read.weight.detach().double() @ read.norm.bias.detach().to(bias)
+    core = trace.model.anatomy.writes[index].attention
+    assert core is not None
+    own = [carrying.head(head, core.n_heads) for head in heads]
+    constant = carrying.constant()[:, 0]
+    return torch.stack(
+        [matrix @ bias[used] + constant[n] for n, (used, matrix) in zip(own, carrying.matrices(own, 0), strict=True)]
+    )
