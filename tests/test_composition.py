@@ -268,4 +268,49 @@ def test_a_models_compositions():
     with pytest.raises(ChoiceError):
         model.composition(("x",))
     with pytest.raises(ChoiceError):
-        model.composition(writers="neurons")
+        model.composition(writers="people")
+
+
+# --- neurons ------------------------------------------------------------------------------------------------
+
+
+def test_few_rows_multiplied_out_are_the_same_as_gram_matrices():
+    readers, writers = stack(units(9, 3), normal(9, 2, 12, seed=3)), stack(units(5, 5), normal(5, 4, 12, seed=4))
+    by_hand = [[float((r @ w.T).norm() / (r.norm() * w.norm())) for w in writers.rows] for r in readers.rows]
+    assert torch.allclose(squared(readers, writers).sqrt(), torch.tensor(by_hand, dtype=torch.float64))
+    assert torch.allclose(squared(writers, readers), squared(readers, writers).T)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_neurons_that_read_a_head_and_those_that_it_reads(family):
+    model = open_model(zoo.build(family))
+    weights = model.weights
+    reading = model.composition(("neuron",), of="L0H1", top=3)
+    assert reading.of == "L0H1" and reading.certificate.pairs == 3
+    for row in reading.pairs:
+        rows = torch.cat(list(weights.reads(row.reader).values()))
+        wanted = (rows @ weights.ov("L0H1").dense()).norm() / (rows.norm() * weights.ov("L0H1").norm())
+        assert row.composition == pytest.approx(float(wanted), rel=1e-4)
+    reading = model.composition(("v", "q"), of="L1H1", writers="neurons", top=2)
+    row = reading.pairs[0]
+    column = weights.write(row.writer)
+    wanted = (weights.ov("L1H1").dense() @ column).norm() / (column.norm() * weights.ov("L1H1").norm())
+    assert row.reader == "L1H1" and row.composition == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_neurons_are_asked_about_one_head():
+    model = open_model(zoo.build("llama"))
+    with pytest.raises(UsageError, match="one head at a time"):
+        model.composition(("neuron",))
+    with pytest.raises(UsageError, match="one head at a time"):
+        model.composition(("q",), writers="neurons")
+    with pytest.raises(UsageError, match="where neurons read or write"):
+        model.composition(("q",), of="L0H1")
+    with pytest.raises(UsageError, match="is no head"):
+        model.composition(("neuron",), of="L0.mlp")
+    with pytest.raises(UsageError, match="by themselves"):
+        model.composition(("neuron", "q"), of="L0H1")
+    with pytest.raises(UsageError, match="queries, keys or values"):
+        model.composition(("mlp",), of="L0H1", writers="neurons")
+    with pytest.raises(UnitError):
+        model.composition(("neuron",), of="L9H99")

@@ -103,6 +103,8 @@ def _spectrum(grams: Float[Tensor, "unit row row"], least: float) -> tuple[Tenso
 def squared(readers: Stack, writers: Stack) -> Float[Tensor, "reader writer"]:
     """The squared compositions of all pairs."""
     d_model = readers.rows.shape[-1]
+    if readers.rows.shape[1] * writers.rows.shape[1] <= d_model:
+        return _squared_directly(readers.rows, writers.rows)
     sides = readers.rows, writers.rows
     total = sides[0].new_zeros(len(sides[0]), len(sides[1]), dtype=torch.float64)
     for i in range(0, d_model, BLOCK):
@@ -110,6 +112,15 @@ def squared(readers: Stack, writers: Stack) -> Float[Tensor, "reader writer"]:
             grams = [(one[..., i : i + BLOCK].mT @ one[..., j : j + BLOCK]).flatten(1) for one in sides]
             total += (1 if i == j else 2) * (grams[0] @ grams[1].T)  # Gram matrices are symmetric
     return total.clamp_(0.0, 1.0)
+
+
+def _squared_directly(
+    readers: Float[Tensor, "reader _ d_model"], writers: Float[Tensor, "writer _ d_model"]
+) -> Float[Tensor, "reader writer"]:
+    """The same by multiplying each pair of few rows out: neurons have one or two."""
+    few, many = (readers, writers) if len(readers) <= len(writers) else (writers, readers)
+    total = torch.stack([(many @ one.mT).pow(2).sum((1, 2)) for one in few]).double().clamp_(0.0, 1.0)
+    return total if few is readers else total.T
 
 
 def squared_without(

@@ -27,7 +27,11 @@ def circuits(
         str, typer.Option(metavar="|".join(o.EMBEDDINGS), help="As they are, or each through the head's norm.")
     ] = "plain",
     composition: Annotated[
-        bool, typer.Option("--composition", help="Instead of a head: every pair of a reader and a writer.")
+        bool,
+        typer.Option(
+            "--composition",
+            help="Every pair of a reader and a writer; with HEAD, the neurons that it reads or that read it.",
+        ),
     ] = False,
     kinds: Annotated[
         list[str] | None,
@@ -45,7 +49,7 @@ def circuits(
 ):
     """Read a head's QK and OV circuits in the vocabulary, all heads by a skip trigram, or who composes with whom."""
     asked = [token for token in (source, destination, predicts) if token is not None]
-    if composition and (head is not None or asked) or not (composition or head or asked):
+    if composition and asked or not (composition or head or asked):
         how = "Give HEAD, such as L9H8, or the three tokens of a skip trigram, or --composition."
         raise UsageError("One thing is asked at a time", None, how)
     o.choice("kind of embedding", embedding, o.EMBEDDINGS)
@@ -55,9 +59,10 @@ def circuits(
     if composition:
         model = run.open()
         with run.step("Composing ..."):
-            return model.composition(tuple(kinds or o.COMPOSITIONS[:3]), offset=offset, writers=writers, top=top)
+            chosen = tuple(kinds or o.COMPOSITIONS[:3])
+            return model.composition(chosen, offset=offset, writers=writers, of=head, top=top)
     if kinds:
-        raise UsageError("Kinds are those of compositions", "--kind", "Add --composition in place of HEAD.")
+        raise UsageError("Kinds are those of compositions", "--kind", "Add --composition.")
     if len(asked) not in (0, 3):
         what = "A skip trigram is a source, a destination and an output"
         raise UsageError(what, None, "Give all of --source, --destination and --predicts, or none.")

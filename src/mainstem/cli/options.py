@@ -28,8 +28,8 @@ METRICS = ("logit-difference", "probability", "log-probability", "kl")
 GRIDS = ("resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons")
 DIRECTIONS = ("denoising", "noising")
 TASKS = ("indirect-object", "greater-than", "induction", "capitals")
-COMPOSITIONS = ("q", "k", "v", "mlp")
-WRITERS = ("heads", "mlps")
+COMPOSITIONS = ("q", "k", "v", "mlp", "neuron")
+WRITERS = ("heads", "mlps", "neurons")
 EMBEDDINGS = ("plain", "normed")
 ABLATED = {"ffn": 25, "attention": 75}
 

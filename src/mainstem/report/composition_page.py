@@ -2,13 +2,13 @@
 
 from mainstem.report import page as p
 from mainstem.report.composition_text import (
-    NAMES,
     PAIR_COLUMNS,
     certificate_text,
     judged,
     kind_text,
     pair_cells,
     shared_text,
+    title,
     what_is_shown,
 )
 from mainstem.report.drawing import WIDTH, svg
@@ -41,12 +41,11 @@ def _kind(row: KindRow, r: CompositionReading) -> list[str]:
         p.row(*(p.cell(p.esc(cell), "mono" if i < 2 else "num") for i, cell in enumerate(pair_cells(pair))))
         for pair in pairs
     ]
-    title = f"{NAMES[row.kind]}, written by {r.writers}"
     caption = "the strongest composition of each layer with each, above a random rotation’s; below the diagonal the "
     caption += "writer comes first, above it the pairs are impossible and show the null"
     return [
         p.section(
-            title,
+            title(row, r),
             p.esc(f"{kind_text(row, r)}. {shared_text(r, row.kind)}"),
             _map(r.layers[row.kind], row.kind),
             p.esc(caption),
@@ -60,10 +59,10 @@ def _map(layers: list[list[float | None]], kind: str) -> str:
     names = [f"L{i}" for i in range(len(layers))]
     full = max((abs(value) for row in layers for value in row if value is not None), default=0.0) or 1.0
 
-    def title(i: int, j: int) -> str:
+    def shown(i: int, j: int) -> str:
         return f"L{i} reads L{j}: {signed(layers[i][j], 3)}"
 
-    return heatmap(names, names, layers, full, lambda x: plain(x), title, f"{kind}-composition by layer")
+    return heatmap(names, names, layers, full, lambda x: plain(x), shown, f"{kind}-composition by layer")
 
 
 def _graph(pairs: list[PairRow]) -> str:

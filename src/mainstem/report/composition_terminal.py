@@ -6,13 +6,13 @@ from rich.text import Text
 
 from mainstem.report import terminal as t
 from mainstem.report.composition_text import (
-    NAMES,
     PAIR_COLUMNS,
     certificate_text,
     judged,
     kind_text,
     pair_cells,
     shared_text,
+    title,
     what_is_shown,
 )
 from mainstem.results.composition import CompositionReading
@@ -26,9 +26,7 @@ def print_composition(console: Console, reading: CompositionReading) -> None:
     console.print(t.labelled("judged", Text(judged(r), "quiet")))
     console.print(t.labelled("checked", Text(certificate_text(r), "quiet")))
     for row in r.kinds:
-        console.print(
-            t.heading(f"{NAMES[row.kind]}, written by {r.writers}", f"{kind_text(row, r)}. {shared_text(r, row.kind)}")
-        )
+        console.print(t.heading(title(row, r), f"{kind_text(row, r)}. {shared_text(r, row.kind)}"))
         console.print(_pairs(r, row.kind))
     for part in t.notices(r.warnings, r.notes):
         console.print(part)

@@ -8,6 +8,7 @@ NAMES = {
     "k": "K-composition: read by keys",
     "v": "V-composition: read by values",
     "mlp": "read by MLPs",
+    "neuron": "read by neurons",
 }
 PAIR_COLUMNS = ("reader", "writer", "composition", "z", "q", "without shared", "z", "q")
 
@@ -24,6 +25,12 @@ def judged(r: CompositionReading) -> str:
         "z: squared composition above a random rotation’s, in its standard deviations; q: false discovery rate against "
         "pairs of this model whose writer comes after the reader, as many layers apart"
     )
+
+
+def title(row: KindRow, r: CompositionReading) -> str:
+    """Who reads and who writes."""
+    writers = r.of if r.of and r.writers == "heads" else r.writers
+    return f"{NAMES[row.kind]}{f' of {r.of}' if r.of and r.writers == 'neurons' else ''}, written by {writers}"
 
 
 def kind_text(row: KindRow, r: CompositionReading) -> str:

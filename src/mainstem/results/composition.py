@@ -92,6 +92,7 @@ class CompositionReading:
     Attributes:
         offset: of Q- and K-composition's W_QK, destination minus source.
         writers: "heads" or "mlps".
+        of: the head whose neurons are listed, if neurons read or write.
         null: 1 / sqrt(d_model), what a random rotation gives.
         rate: the false discovery rate up to which a pair is above the null.
         kinds: a row for each kind.
@@ -108,6 +109,7 @@ class CompositionReading:
     warnings: list[dict[str, Any]]
     model: dict[str, Any]
     offset: int
+    of: str | None
     writers: str
     null: float
     rate: float

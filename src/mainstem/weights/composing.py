@@ -38,15 +38,19 @@ from mainstem.results.composition import (
 )
 from mainstem.results.explanation import CheckSummary
 from mainstem.units import Unit
+from mainstem.weights.neuron_rows import all_neuron_rows
 from mainstem.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-KINDS = ("q", "k", "v", "mlp")
-"""What reads: a head's queries, keys, values, or an MLP by all its input matrices."""
+KINDS = ("q", "k", "v", "mlp", "neuron")
+"""What reads: a head's queries, keys, values, an MLP by all its input matrices, or a neuron by its gate and up rows."""
 
-WRITERS = ("heads", "mlps")
+WRITERS = ("heads", "mlps", "neurons")
+Rows = tuple[list[Unit], Tensor]
+"""Units, and rows of each [unit, row, d_model] with its Gram matrix."""
+
 CERTIFIED = 5
 """How many pairs of each kind are computed again by themselves."""
 
@@ -63,15 +67,20 @@ def composition(
     *,
     offset: int = 0,
     writers: str = "heads",
+    of: Unit | str | None = None,
     top: int = 20,
 ) -> CompositionReading:
     """Compositions of all pairs of a reader and a writer.
 
+    Neurons are many, so they are asked about one head at a time: which neurons read it (kind "neuron"), or which it
+    reads (writers "neurons").
+
     Args:
         model: the model.
-        kinds: of "q", "k", "v" and "mlp".
+        kinds: of "q", "k", "v" and "mlp"; or "neuron" alone.
         offset: for "q" and "k", how many positions the source is before the destination.
-        writers: "heads" or "mlps".
+        writers: "heads", "mlps" or "neurons".
+        of: the head, where neurons read or write.
         top: how many pairs of each kind to list.
 
     Raises:
@@ -86,9 +95,10 @@ def composition(
         raise ChoiceError("kind of writer", writers, WRITERS)
     if not kinds or whole_number("top", top) < 1:
         raise UsageError("Nothing to list", None, "Give at least one kind, and a top of at least 1.")
+    _check_neurons(kinds, writers, of)
     offset, weights = whole_number("offset", offset), model.weights
     weights.require_one_stream()
-    gathered = Gathered(weights, offset)
+    gathered = Gathered(model, offset, None if of is None else Unit.parse(str(of)))
     tables: dict[str, tuple[Compositions, Compositions]] = {}
     shared: dict[str, Shared] = {}
     for group in _groups(weights, list(dict.fromkeys(kinds))):
@@ -104,6 +114,7 @@ def composition(
         warnings=[w.as_dict() for kind in shared for w in _warnings(kind, shared[kind])],
         model=model.summary,
         offset=offset,
+        of=None if gathered.head is None else str(gathered.head),
         writers=writers,
         null=model.anatomy.sizes.d_model**-0.5,
         rate=RATE,
@@ -118,6 +129,25 @@ def composition(
     )
 
 
+def _check_neurons(kinds: Sequence[str], writers: str, of: Unit | str | None) -> None:
+    if of is not None and Unit.parse(str(of)).kind != "head":
+        raise UsageError(f"{of} is no head", None, "Neurons are asked about one head, such as L9H8.")
+    neurons = "neuron" in kinds or writers == "neurons"
+    if neurons and of is None:
+        raise UsageError(
+            "Neurons compose with one head at a time",
+            None,
+            "Name it, as in: mainstem circuits L9H8 --composition --kind neuron.",
+        )
+    if of is not None and not neurons:
+        what = "A head is named where neurons read or write"
+        raise UsageError(what, str(of), "Take --kind neuron (who reads it), or --writers neurons (whom it reads).")
+    if "neuron" in kinds and (writers != "heads" or len(set(kinds)) > 1):
+        raise UsageError("Neurons that read are listed by themselves, with a head as writer", None, "Take one kind.")
+    if writers == "neurons" and not set(kinds) <= {"q", "k", "v"}:
+        raise UsageError("Neurons are read by a head's queries, keys or values", None, "Take kinds of q, k and v.")
+
+
 def _groups(weights: StreamWeights, kinds: list[str]) -> list[list[str]]:
     """All kinds together where their factors are small, else one by one."""
     sizes = weights.anatomy.sizes
@@ -127,48 +157,67 @@ def _groups(weights: StreamWeights, kinds: list[str]) -> list[list[str]]:
 
 
 class Gathered:
-    """Stacks of readers and writers of a model, and what of it could not be had."""
+    """Stacks of readers and writers of a model, or of one head and neurons, and what of it could not be had."""
 
-    def __init__(self, weights: StreamWeights, offset: int) -> None:
-        self.weights, self.offset = weights, offset
+    def __init__(self, model: "Model", offset: int, head: Unit | None = None) -> None:
+        self.model, self.weights, self.offset, self.head = model, model.weights, offset, head
         self.missing: dict[Unit, str] = {}
+        self.notes_of_neurons: list[str] = []
 
     def stacks(self, kinds: Sequence[str], writers: str) -> tuple[dict[str, Stack], Stack]:
         """All readers of each kind, and all writers; the weights of a sublayer are made once for all of them."""
-        rows: dict[str, dict[Unit, Tensor]] = {kind: {} for kind in (*kinds, writers)}
+        rows: dict[str, dict[Unit, Rows]] = {kind: {} for kind in (*kinds, writers)}
         if {"q", "k", "v", "heads"} & rows.keys():
             self.weights.require_heads()
-            for unit in dict.fromkeys(head.sublayer for head in self.weights.heads):
+            for unit in [self.head] if self.head else dict.fromkeys(head.sublayer for head in self.weights.heads):
                 self._add_heads(unit, rows)
         if {"mlp", "mlps"} & rows.keys():
             for unit in self._mlps():
                 self._add_mlp(unit, rows)
+        if {"neuron", "neurons"} & rows.keys():
+            self._add_neurons(rows)
         made = {kind: self._stacked(kind, found) for kind, found in rows.items()}
         return {kind: made[kind] for kind in kinds}, made[writers]
 
-    def _add_heads(self, unit: Unit, rows: dict[str, dict[Unit, Tensor]]) -> None:
+    def _add_heads(self, unit: Unit, rows: dict[str, dict[Unit, Rows]]) -> None:
+        """One head's, or those of all heads of a sublayer."""
+        heads = [unit] if unit.kind == "head" else [head for head in self.weights.heads if head.sublayer == unit]
+
+        def add(kind: str, found: Factored) -> None:
+            if kind in rows:
+                made = found.narrow()
+                rows[kind][unit] = heads, made if made.dim() == 3 else made[None]
+
         if {"q", "k"} & rows.keys():
             try:
                 qk = self.weights.qk(unit, self.offset).to(torch.float32)
-                for kind, found in (("q", qk.T), ("k", qk)):
-                    if kind in rows:
-                        rows[kind][unit] = found.narrow()
+                add("q", qk.T)
+                add("k", qk)
             except LevelRefusedError as error:
                 self.missing[unit] = f"queries and keys of {unit}: {error.reason or error.what}"
         if {"v", "heads"} & rows.keys():
             ov = self.weights.ov(unit).to(torch.float32)
-            for kind, found in (("v", ov), ("heads", ov.T)):
-                if kind in rows:
-                    rows[kind][unit] = found.narrow()
+            add("v", ov)
+            add("heads", ov.T)
 
-    def _add_mlp(self, unit: Unit, rows: dict[str, dict[Unit, Tensor]]) -> None:
+    def _add_mlp(self, unit: Unit, rows: dict[str, dict[Unit, Rows]]) -> None:
         try:
             if "mlp" in rows:
-                rows["mlp"][unit] = _narrow(self._input_rows(unit))[None]
+                rows["mlp"][unit] = [unit], _narrow(self._input_rows(unit))[None]
             if "mlps" in rows:
-                rows["mlps"][unit] = _narrow(self.weights.write(unit).T)[None]
+                rows["mlps"][unit] = [unit], _narrow(self.weights.write(unit).T)[None]
         except LevelRefusedError as error:
             self.missing[unit] = f"{unit}: {error.reason or error.what}"
+
+    def _add_neurons(self, rows: dict[str, dict[Unit, Rows]]) -> None:
+        found, notes = all_neuron_rows(self.model)
+        self.notes_of_neurons = notes
+        for unit, own in found.items():
+            units = [own.address(i) for i in range(len(own.writing))]
+            if "neuron" in rows:
+                rows["neuron"][unit] = units, torch.stack([part.float() for part in own.reading.values()], 1)
+            if "neurons" in rows:
+                rows["neurons"][unit] = units, own.writing.float()[:, None]
 
     def reader(self, unit: Unit, kind: str) -> Factored:
         """What multiplies the writer's matrix, of a head or of all of a sublayer: W_QK^T, W_QK or W_OV."""
@@ -180,7 +229,7 @@ class Gathered:
     def alone(self, row: PairRow) -> float:
         """One pair's composition from its own factors, float64."""
         reader, writer = Unit.parse(row.reader), Unit.parse(row.writer)
-        if row.kind == "mlp":
+        if row.kind in ("mlp", "neuron"):
             left = Factored(*_as_rows(self._input_rows(reader)))
         else:
             left = self.reader(reader, row.kind)
@@ -190,7 +239,7 @@ class Gathered:
     def notes(self) -> list[str]:
         """What was left out, in sentences."""
         missing = [f"Left out: {reason}." for reason in self.missing.values()]
-        return [*self.weights.approximations, *missing]
+        return [*self.weights.approximations, *missing, *self.notes_of_neurons]
 
     def _input_rows(self, unit: Unit) -> Tensor:
         return torch.cat(list(self.weights.reads(unit).values()))
@@ -201,17 +250,16 @@ class Gathered:
             raise LevelRefusedError("The model has no MLPs", None, "no sublayer of it has neurons")
         return found
 
-    def _stacked(self, kind: str, rows: dict[Unit, Tensor]) -> Stack:
+    def _stacked(self, kind: str, rows: dict[Unit, Rows]) -> Stack:
         if not rows:
             reason = next(iter(self.missing.values()), None)
             raise LevelRefusedError(f"No composition of the kind {kind!r}", None, reason)
-        heads = self.weights.heads
-        units = [unit for sub in rows for unit in (heads if sub.place == "attn" else [sub]) if unit.sublayer == sub]
-        rank = max(part.shape[1] for part in rows.values())
+        units = [unit for own, _ in rows.values() for unit in own]
+        rank = max(part.shape[1] for _, part in rows.values())
         whole = torch.zeros(len(units), rank, self.weights.anatomy.sizes.d_model)
         first = 0
         for sub in list(rows):  # each is let go of as it is put in
-            part = rows.pop(sub)
+            _, part = rows.pop(sub)
             whole[first : first + len(part), : part.shape[1]] = part
             first += len(part)
         return stack(units, whole)
