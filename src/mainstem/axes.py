@@ -21,6 +21,9 @@ AXES: Mapping[str, str] = MappingProxyType(
         "destination": "the positions asked for, out of pos",
         "pair": "rows of a flat list of (batch, position) pairs",
         "token": "tokens routed to experts: batch and pos made flat",
+        "type": "distinct tokens that a probe can be about",
+        "candidate": "tokens that a probe chooses from",
+        "d_target": "dimensions of what a probe tells",
         # the stream and what writes into it
         "d_model": "dimensions of the residual stream",
         "layer": "blocks, in the order of execution",
