@@ -396,7 +396,7 @@ def test_unknown_results_have_no_report():
         def as_dict(self):
             return {}
 
-    with pytest.raises(TypeError, match="no page for Other"):
+    with pytest.raises(TypeError, match="no report for Other"):
         as_html(Other())
     with pytest.raises(TypeError, match="no table for Other"):
         as_text(Other())
