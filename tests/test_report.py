@@ -398,5 +398,5 @@ def test_unknown_results_have_no_report():
 
     with pytest.raises(TypeError, match="no report for Other"):
         as_html(Other())
-    with pytest.raises(TypeError, match="no table for Other"):
+    with pytest.raises(TypeError, match="no report for Other"):
         as_text(Other())
