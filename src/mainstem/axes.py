@@ -41,6 +41,12 @@ AXES: Mapping[str, str] = MappingProxyType(
         "d_in": "inputs of a linear map",
         "d_out": "outputs of a linear map",
         # the answer
+        "chosen": "tokens that are listed, out of the vocabulary",
+        "out": "outputs of a token table: what a source promotes",
+        "role": "the three places of a skip trigram: source, destination, output",
+        "bin": "classes of nearly equal size",
+        "angle": "cosines at which a tail is known",
+        "value": "numbers that something is asked at",
         "rank": "the columns of the first of two factors, and the rows of the second",
         "stack": "leading axes: matrices that are computed together",
         "d_vocab": "tokens of the vocabulary, as the unembedding counts them",

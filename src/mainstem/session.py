@@ -22,7 +22,8 @@ from torch import Tensor
 
 import mainstem
 from mainstem.analysis.certificate import Check
-from mainstem.analysis.stream_weights import Operands, StreamWeights, stream_weights
+from mainstem.analysis.stream_weights import Operands, StreamWeights
+from mainstem.analysis.weights_of_model import stream_weights
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.edges import EdgeGraph, edge_graph

@@ -26,17 +26,15 @@ from torch import Tensor
 
 from mainstem.analysis.factored import Factored
 from mainstem.analysis.parts import carry, pull_back, scalar_of
+from mainstem.analysis.scaleless import RunGates, chosen_columns, known, scaleless
 from mainstem.errors import LevelRefusedError, PositionError, UnitError
-from mainstem.model.anatomy import Anatomy, Read, Write
-from mainstem.model.graph import Evaluated, Gate, LinearMap, StreamGraph, maps_to, writes_behind
-from mainstem.model.operands import OperandMap
+from mainstem.model.anatomy import Anatomy, Read
+from mainstem.model.graph import LinearMap, maps_to, writes_behind
 from mainstem.run.operands import AttentionOperands
 from mainstem.units import Unit
 
 Operands = Mapping[int, AttentionOperands | LevelRefusedError]
 """By the number of a write with attention."""
-
-GATED = "the run itself computes a factor of it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,26 +221,26 @@ class StreamWeights:
     def _columns(self, index: int, chosen: Tensor | slice) -> Float[Tensor, "d_model column"]:
         write = self.anatomy.writes[index]
         assert write.projection is not None
-        columns = _chosen_columns(write, chosen)
+        columns = chosen_columns(write, chosen)
         return carry(self._tail(index, columns.device), columns.T).T
 
     def _tail(self, index: int, device: torch.device) -> LinearMap:
         """From a write to the stream that it is added to."""
         graph, node = self.anatomy.graph, self.anatomy.write_nodes[index]
-        run = _scaleless(graph, self.anatomy.sizes.d_model, device)
+        run = scaleless(graph, self.anatomy.sizes.d_model, device)
         for end in self.anatomy.spine:
-            if end >= node and (found := maps_to(graph, end, run, _Gates(device), node)[node]) is not None:
-                return _known(found, str(self.anatomy.writes[index].unit))
+            if end >= node and (found := maps_to(graph, end, run, RunGates(device), node)[node]) is not None:
+                return known(found, str(self.anatomy.writes[index].unit))
         raise LevelRefusedError("No columns", str(self.anatomy.writes[index].unit), "it does not reach the stream")
 
     def _read_rows(self, read: Read, chosen: Tensor | slice) -> Float[Tensor, "row d_model"]:
         """Rows of a read's matrix, as they see the stream before the norm."""
         graph, weight = self.anatomy.graph, read.weight[chosen].detach().double()
-        run = _scaleless(graph, self.anatomy.sizes.d_model, weight.device)
-        back = maps_to(graph, read.node, run, _Gates(weight.device), read.stream_node)[read.stream_node]
+        run = scaleless(graph, self.anatomy.sizes.d_model, weight.device)
+        back = maps_to(graph, read.node, run, RunGates(weight.device), read.stream_node)[read.stream_node]
         if back is None:
             raise LevelRefusedError(f"No rows that {read.unit} reads by", None, "what it reads is not of the stream")
-        return pull_back(_known(back, str(read.unit)), weight.T).T
+        return pull_back(known(back, str(read.unit)), weight.T).T
 
     # --- the stream between units -------------------------------------------------------------------------
 
@@ -254,11 +252,11 @@ class StreamWeights:
         """
         graph, spine = self.anatomy.graph, self.anatomy.spine
         device = self.anatomy.readout.unembedding.device
-        run, first = _scaleless(graph, self.anatomy.sizes.d_model, device), self.anatomy.blocks[0].input_node
+        run, first = scaleless(graph, self.anatomy.sizes.d_model, device), self.anatomy.blocks[0].input_node
         for before, after in zip(spine, spine[1:], strict=False):
             if before < first:
                 continue
-            found = maps_to(graph, after, run, _Gates(device), before)[before]
+            found = maps_to(graph, after, run, RunGates(device), before)[before]
             if found is None or scalar_of(found) is None:
                 unit = self.anatomy.owners[after]
                 reason = "the stream itself is normed, gated or multiplied by dimension on its way"
@@ -316,109 +314,3 @@ class StreamWeights:
         if not self.anatomy.writes_of(unit):
             known = ", ".join(str(u) for u in self.anatomy.sublayers()[:8])
             raise UnitError(f"The model has no sublayer {unit}", None, f"It has {known}, ...")
-
-
-def stream_weights(anatomy: Anatomy, record: Callable[[int], Operands], positions: int) -> StreamWeights:
-    """The weights of a model as its stream sees them.
-
-    Args:
-        anatomy: of the model.
-        record: the operands of every attention, of a run on so many positions.
-        positions: how many the first run has.
-    """
-    operands = record(positions)
-    heads: list[Unit] = []
-    refusals: dict[Unit, LevelRefusedError] = {}
-    qk_refusals: dict[Unit, LevelRefusedError] = {}
-    notes: dict[str, list[Unit]] = {}
-    for i, write in enumerate(anatomy.writes):
-        if write.attention is None or write.unit in refusals or any(h.sublayer == write.unit for h in heads):
-            continue
-        found = operands[i]
-        refusal = found if isinstance(found, LevelRefusedError) else _refusal(write, found)
-        if refusal is not None:
-            refusals[write.unit] = refusal
-            continue
-        assert isinstance(found, AttentionOperands)
-        refusal = _side_refusal(write, found, "query") or _side_refusal(write, found, "key")
-        if refusal is not None:
-            qk_refusals[write.unit] = refusal
-        layer, nth = write.unit.layer, write.unit.nth
-        assert layer is not None
-        heads += [Unit.head(layer, head, nth=nth) for head in range(write.attention.n_heads)]
-        for note in _notes(write, found):
-            notes.setdefault(note, []).append(write.unit)
-    sentences = tuple(f"{note} ({units[0]} to {units[-1]}, {len(units)} sublayers)." for note, units in notes.items())
-    return StreamWeights(anatomy, record, tuple(heads), refusals, qk_refusals, sentences, {positions: operands})
-
-
-def _refusal(write: Write, operands: AttentionOperands) -> LevelRefusedError | None:
-    """Why the heads of a write have no W_OV."""
-    reason = write.refusals.get("heads")
-    if reason is None and write.projection is None:
-        reason = "its output matrix is not known"
-    if reason is None and write.attention is not None and any(s.gate_site is not None for s in write.attention.steps):
-        reason = f"{GATED} on the way from attention to the output matrix"
-    if reason is not None:
-        return LevelRefusedError(f"No weights of heads at {write.unit}", None, reason)
-    return _side_refusal(write, operands, "value")
-
-
-def _side_refusal(write: Write, operands: AttentionOperands, role: str) -> LevelRefusedError | None:
-    try:
-        operands.side(role)[0].unscaled()
-    except LevelRefusedError as error:
-        return LevelRefusedError(f"No {role} rows of heads at {write.unit}", None, error.reason)
-    return None
-
-
-def _notes(write: Write, operands: AttentionOperands) -> list[str]:
-    notes = []
-    sides = [(role, operands.maps if role == "value" else operands.sides) for role in ("query", "key", "value")]
-    normed = [role for role, maps in sides if isinstance(found := maps.get(role), OperandMap) and found.normed]
-    if normed:
-        names = " and ".join({"query": "queries", "key": "keys", "value": "values"}[role] for role in normed)
-        notes.append(f"The norm of {names} keeps its gain and loses its scale")
-    if operands.capped:
-        notes.append("Large scores are bent before the softmax; W_QK is that of small ones")
-    if write.attention is not None and any(step.groups is not None for step in write.attention.steps):
-        notes.append("The norm between attention and its output matrix keeps its gain and loses its scale")
-    return notes
-
-
-class _Gates(dict[Gate, Tensor]):
-    """Factors that only a run has: not a number, so that they are seen in the map."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-
-    def __missing__(self, gate: Gate) -> Tensor:
-        return torch.full((1, 1), torch.nan, dtype=torch.float64, device=self.device)
-
-
-def _scaleless(graph: StreamGraph, d_model: int, device: torch.device) -> Evaluated:
-    """A run in which every norm's scale is one."""
-    zero = torch.zeros(1, d_model, dtype=torch.float64, device=device)
-    one = torch.ones(1, 1, dtype=torch.float64, device=device)
-    count = len(graph.nodes)
-    return Evaluated([zero] * count, [None] * count, [one] * count)
-
-
-def _known(found: LinearMap, where: str) -> LinearMap:
-    parts = [part for part in (found.diag, found.left, found.right) if part is not None]
-    if any(bool(part.isnan().any()) for part in parts):
-        raise LevelRefusedError("No weights", where, f"{GATED} on its way between the stream and its matrix")
-    return found
-
-
-def _chosen_columns(write: Write, chosen: Tensor | slice) -> Float[Tensor, "d_model column"]:
-    """Columns of a projection in float64: only those that were chosen are ever widened."""
-    assert write.projection is not None
-    first, *rest = write.projection.factors
-    index = chosen.to(first.device) if isinstance(chosen, Tensor) else chosen
-    columns = first.detach()[:, index].double()
-    for factor in rest:
-        wide = factor.detach().double()
-        columns = wide @ columns if wide.dim() == 2 else columns * wide[:, None]
-    return columns
