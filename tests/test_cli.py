@@ -507,7 +507,10 @@ def test_version():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted():
-    with in_a_process("explain", "-", stdin=subprocess.PIPE) as process:
+    def minded() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it, and so do its children
+
+    with in_a_process("explain", "-", stdin=subprocess.PIPE, preexec_fn=minded) as process:
         time.sleep(2)  # it begins, or reads the prompt, and there is none
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

@@ -7,6 +7,7 @@ import torch
 
 import mainstem
 from mainstem.analysis.statistics import Interval
+from mainstem.causal.head_controls import same_layer_heads
 from mainstem.errors import UsageError
 from mainstem.experiments import indirect_object
 from mainstem.experiments import indirect_object_claims as case
@@ -95,7 +96,7 @@ def test_heads_are_ranked_by_their_means():
 
 def test_controls_of_the_same_layers_are_others_and_different():
     others = [f"L{layer}H{i}" for layer in range(3) for i in range(4) if (layer, i) not in ((0, 0), (0, 1))]
-    drawn = indirect_object._alike(["L0H0", "L0H1"], others, torch.Generator().manual_seed(0))
+    drawn = same_layer_heads(["L0H0", "L0H1"], others, torch.Generator().manual_seed(0))
     assert sorted(drawn) == ["L0H2", "L0H3"]
 
 
