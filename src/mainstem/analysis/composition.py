@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mainstem.analysis.false_discovery import p_values, q_values
+from mainstem.analysis.false_discovery import RATE, p_values, q_values
 from mainstem.errors import UsageError
 from mainstem.units import Unit
 
@@ -232,8 +232,10 @@ class Compositions:
         return found
 
     def top(self, count: int) -> list[tuple[int, int]]:
-        """The causal pairs with the largest z, as places in the tables."""
-        scores = torch.where(self.causal, self.z, torch.full_like(self.z, -torch.inf)).flatten()
+        """The causal pairs above the null, then the others, each by z; as places in the tables."""
+        spread = self.z.max() - self.z.min() + 1 if self.z.numel() else 0
+        scores = torch.where(self.causal, self.z, torch.full_like(self.z, -torch.inf))
+        scores = torch.where(self.causal & (self.q <= RATE), scores + spread, scores).flatten()
         best = scores.topk(min(count, int(self.causal.sum()))).indices.tolist()
         return [divmod(place, len(self.writers)) for place in best]
 

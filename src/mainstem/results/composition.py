@@ -96,7 +96,7 @@ class CompositionReading:
         null: 1 / sqrt(d_model), what a random rotation gives.
         rate: the false discovery rate up to which a pair is above the null.
         kinds: a row for each kind.
-        pairs: the pairs with the largest z of each kind.
+        pairs: of each kind the pairs above the null, then the others, each by z.
         layers: for each kind the strongest composition above `null` of each layer with each: row reader, column writer.
         shared: for each kind the directions that the repetition leaves out.
         factors: the certificate of the factored weights, on a run of the model.
