@@ -423,6 +423,7 @@ def test_infinity_in_the_run_names_the_layer(run, directory):
     refused(run("explain", PROMPT, model=directory), 1, "NaN or infinity", "model.layers.1.mlp")
 
 
+@pytest.mark.slow
 def test_a_model_without_a_tokenizer_takes_ids(run, directory):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).unlink()
@@ -665,6 +666,7 @@ def test_a_key_that_is_missing_would_be_noticed():
     assert not re.search(r"\bbefore_hardmax\b", sections()["JSON"])
 
 
+@pytest.mark.slow
 def test_documents_hold_the_documented_words(run):
     """Keys of plain dictionaries (sizes, account, search, model, prompt) are documented, too."""
     text = sections()["JSON"]
@@ -699,6 +701,7 @@ def test_the_defaults_of_the_options_are_those_of_the_session():
                 assert parameter.default == own[parameter.name].default, (verb, parameter.name)
 
 
+@pytest.mark.slow
 def test_a_continuation_and_a_direction_can_be_asked_for(run, tmp_path):
     from safetensors.torch import save_file
 

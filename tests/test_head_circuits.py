@@ -84,6 +84,7 @@ def shares_above(tables: list[VocabularyTable], rate: float) -> float:
     return sum(float((t.rows @ t.columns.T).max()) > level(t, rate) for t in tables) / len(tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "rank", "spread"), [(24, 24, 0.0), (40, 4, 1.0)])
 def test_tables_that_mean_nothing_pass_their_level_at_the_rate(size, rank, spread):
     sizes = (spread * normal(size, 1)).exp()

@@ -67,6 +67,7 @@ def test_where_the_case_is_not_nothing_is_found(at: str, position: int) -> None:
     assert made.verdict == "not found" and made.accuracy < 0.7
 
 
+@pytest.mark.slow
 def test_an_illusion_needs_dormant_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, way_in = learned("L1.attn"), torch.eye(D_MODEL)[PREDICTED_CASE]
     monkeypatch.setattr(interchange, "ACTIVE", 2.0)  # as if every direction varied

@@ -72,6 +72,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.slow
 def test_documents_are_finite_where_a_softcap_saturates() -> None:
     """JSON has no words for NaN and infinity, neither `as_dict` nor what `--format json` prints may need them."""
     model = saturated()

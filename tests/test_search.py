@@ -203,6 +203,7 @@ def hard(change, dtype: torch.dtype) -> Decomposition:
     return mainstem.open(model).trace(zoo.prompt(9, seed=2)[0].tolist()).decompose("units")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", hard_ones(), ids=lambda change: change.__name__)
 @settings(max_examples=12)
 @given(data=st.data())

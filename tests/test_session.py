@@ -241,6 +241,7 @@ def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) 
 # --- batches ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(lengths=st.lists(st.integers(2, 9), min_size=2, max_size=3), seed=st.integers(0, 99))
 @some(["llama", "gpt2", "gemma2", "in_place"])

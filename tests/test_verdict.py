@@ -157,6 +157,7 @@ def test_a_ranking_that_says_nothing_is_not_causal(seed: int) -> None:
     assert made.notes  # that nothing was replaced by a text's values
 
 
+@pytest.mark.slow
 def test_a_set_that_leaves_nothing_to_compare_with_is_not_causal() -> None:
     trace = mainstem.open(zoo.build("llama")).trace(zoo.prompt(9, seed=1)[0].tolist())
     made = trace.verify(Target(ids=(int(trace.logits().argmax()),)), {"ffn": 10_000, "attention": 10_000}, draws=2)

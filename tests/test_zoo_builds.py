@@ -59,6 +59,7 @@ def test_nearly_every_variant_builds_and_is_a_good_specimen() -> None:
     assert len(missing) <= len(zoo.variants()) // 20, missing
 
 
+@pytest.mark.slow
 def test_a_few_families_and_variants_are_good_specimens() -> None:
     known = [(family, family, {}) for family in zoo.families() if family not in UNBUILDABLE]
     faults, missing = _survey(known[::EVERY] + zoo.variants()[::EVERY], early=9)
