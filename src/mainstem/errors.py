@@ -3,6 +3,7 @@
     MainstemError
     ├── UsageError (2)                   the request cannot be carried out as written
     │   ├── PromptError                  empty, or longer than the context
+    │   ├── TextError                    a reference text that is missing, empty, or shorter than a window
     │   ├── PositionError                no such position in the prompt
     │   ├── TokenError                   a text or id that is not one token of the vocabulary
     │   ├── UnitError                    not a unit's address
@@ -87,6 +88,12 @@ class PromptError(UsageError):
     """The prompt is empty, or longer than the model's context."""
 
     default_remedy = "Give a prompt of at least one token that fits the model's context."
+
+
+class TextError(UsageError):
+    """A reference text that is missing or empty, or shorter than a window."""
+
+    default_remedy = "Give a longer text, or leave it out for the one that comes with Mainstem."
 
 
 class PositionError(UsageError):

@@ -24,6 +24,7 @@ import mainstem
 from mainstem.analysis.certificate import Check
 from mainstem.analysis.stream_weights import Operands, StreamWeights
 from mainstem.analysis.weights_of_model import stream_weights
+from mainstem.basis.face import Basis
 from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.edge_attribution import EdgeScores
 from mainstem.causal.edges import EdgeGraph, edge_graph
@@ -393,6 +394,11 @@ class Model:
             RefusedError: if the stream cannot be discovered. What single heads lack is said when they are asked for.
         """
         return stream_weights(self.anatomy, self._operands, LABEL_POSITIONS)
+
+    @cached_property
+    def basis(self) -> Basis:
+        """Questions about the basis of the stream: kurtosis, outlier features, quantisers, rotations."""
+        return Basis(self)
 
     @cached_property
     def weights_check(self) -> Check:
