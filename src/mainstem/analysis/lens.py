@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.readout import NormConvention, check_norm, frozen_scale, logits_of, normed, token_rows
-from mainstem.model.graph import SumNode
+from mainstem.model.spine import spine_states
 from mainstem.units import Unit
 
 
@@ -74,7 +74,7 @@ def lens(decomposition: Decomposition, norm: NormConvention = "recompute") -> Le
     """
     check_norm(norm)
     anatomy = decomposition.moment.anatomy
-    nodes, units = spine_states(decomposition)
+    nodes, units = spine_states(anatomy)
     values = decomposition.evaluated.values
     states = torch.stack([values[node][0].double() for node in nodes])
     final = decomposition.moment.stream
@@ -85,32 +85,14 @@ def lens(decomposition: Decomposition, norm: NormConvention = "recompute") -> Le
     return Lens(units, nodes, norm, logits, wide.log_softmax(-1))
 
 
-def spine_states(decomposition: Decomposition) -> tuple[list[int], list[Unit]]:
-    """The embedding and the state after each addition: nodes of the graph, and what was added last."""
-    anatomy = decomposition.moment.anatomy
-    graph, spine = anatomy.graph, anatomy.spine
-    nodes: list[int] = []
-    units: list[Unit] = []
-    for place, node in enumerate(spine):
-        owner = anatomy.owners[node]
-        made = graph.nodes[node]
-        adds = isinstance(made, SumNode) and len(made.terms) > 1
-        last = place == len(spine) - 1 or anatomy.owners[spine[place + 1]] != owner
-        if owner is not None and (place == 0 or adds or last):
-            if units and units[-1] == owner:
-                nodes[-1] = node
-            else:
-                nodes.append(node)
-                units.append(owner)
-    return nodes, units
-
-
 def before_softmax_course(decomposition: Decomposition, ids: Int[Tensor, " top"]) -> Float[Tensor, "unit top"]:
     """Before-softmax values of chosen tokens along the stream under the frozen norm, where they add exactly.
 
     bs_w(x + v) = bs_w(x) + bs_w(v) (Yu et al. 2023, section 3): softcaps are not applied. Computed in float64.
     """
     readout, final = decomposition.moment.anatomy.readout, decomposition.moment.stream
-    states = torch.stack([decomposition.evaluated.values[node][0] for node in spine_states(decomposition)[0]])
+    states = torch.stack(
+        [decomposition.evaluated.values[node][0] for node in spine_states(decomposition.moment.anatomy)[0]]
+    )
     u = normed(readout, states, frozen_scale(readout, final)) @ token_rows(readout, ids).T * readout.scale
     return u if readout.bias is None else u + readout.bias[ids].double()

@@ -1,6 +1,7 @@
 """What all commands have in common: the application, shared options, errors as messages, results as documents.
 
-A module of commands decorates its functions with `command`, which registers them; `mainstem.cli.app` imports it.
+A module of commands decorates its functions with `command`, or with what `group` gives for commands under a common
+word (`mainstem basis report`), which registers them; `mainstem.cli.app` imports it.
 """
 
 import inspect
@@ -43,8 +44,25 @@ def command(body: Callable) -> Callable:
 
     The common options are added to its own; the result is written where they say.
     """
+    return _register(body, app, body.__name__)
+
+
+def group(name: str, about: str) -> Callable[[Callable], Callable]:
+    """A word that has commands under it; what is returned makes one of a function, as `command` does.
+
+    Args:
+        name: the word.
+        about: its line in the help.
+    """
+    own = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(own, name=name)
+    return lambda body: _register(body, own, f"{name} {body.__name__}")
+
+
+def _register(body: Callable, parent: typer.Typer, name: str) -> Callable:
+    """Adds a command to an application; `name` is what stands between `mainstem` and its options."""
     own = list(inspect.signature(body).parameters.values())[1:]
-    hints = Common.annotations(body.__name__)
+    hints = Common.annotations(name)
     keyword = inspect.Parameter.KEYWORD_ONLY
     common = [
         inspect.Parameter(name, keyword, default=getattr(Common, name), annotation=hints[name])
@@ -53,19 +71,19 @@ def command(body: Callable) -> Callable:
 
     def run(**given) -> None:
         shared = Common(**{name: given.pop(name) for name in Common.names()})
-        raise typer.Exit(attempt(lambda: _carry_out(body, shared, given)))
+        raise typer.Exit(attempt(lambda: _carry_out(body, name, shared, given)))
 
     run.__name__, run.__doc__ = body.__name__, body.__doc__
     run.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in own] + common)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in [*own, *common]}
-    app.command(body.__name__)(run)
+    parent.command(body.__name__)(run)
     return body
 
 
-def _carry_out(body: Callable, common: Common, given: dict) -> None:
+def _carry_out(body: Callable, name: str, common: Common, given: dict) -> None:
     from mainstem.cli import output
 
-    output.check_format(body.__name__, common)
+    output.check_format(name, common)
     output.check_destination(common.out)
     output.write(body(Run(common), **given), common)
 

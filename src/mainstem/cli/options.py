@@ -33,7 +33,7 @@ WRITERS = ("heads", "mlps", "neurons")
 EMBEDDINGS = ("plain", "normed")
 ABLATED = {"ffn": 25, "attention": 75}
 
-TABULAR = ("circuits", "heads", "patch", "subspace")
+TABULAR = ("basis report", "circuits", "heads", "patch", "subspace")
 """The commands whose results are rows that Parquet can hold."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}

@@ -98,6 +98,11 @@ class Run:
 
         return show
 
+    def say(self, message: str) -> None:
+        """What is being done at the moment; shown on a terminal only, in the place of what was said before."""
+        if self._status is not None:
+            self._status.update(message)
+
     def report(self, message: str) -> None:
         """A message from the loader; from here on it may draw progress bars of its own."""
         if self.common.quiet:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from mainstem.model.anatomy import Block, Read
-from mainstem.model.graph import StreamGraph, WriteNode, children
+from mainstem.model.anatomy import Anatomy, Block, Read
+from mainstem.model.graph import StreamGraph, SumNode, WriteNode, children
 from mainstem.model.hooks import Site
 from mainstem.model.labels import Labelled
+from mainstem.units import Unit
 
 
 def latest_writes(graph: StreamGraph) -> list[int]:
@@ -72,3 +73,22 @@ def _behind(graph: StreamGraph, node: int, state: int) -> bool:
             seen.add(current)
             pending.extend(children(graph, current))
     return False
+
+
+def spine_states(anatomy: Anatomy) -> tuple[list[int], list[Unit]]:
+    """The embedding and the state after each addition: nodes of the graph, and what was added last."""
+    graph, spine = anatomy.graph, anatomy.spine
+    nodes: list[int] = []
+    units: list[Unit] = []
+    for place, node in enumerate(spine):
+        owner = anatomy.owners[node]
+        made = graph.nodes[node]
+        adds = isinstance(made, SumNode) and len(made.terms) > 1
+        last = place == len(spine) - 1 or anatomy.owners[spine[place + 1]] != owner
+        if owner is not None and (place == 0 or adds or last):
+            if units and units[-1] == owner:
+                nodes[-1] = node
+            else:
+                nodes.append(node)
+                units.append(owner)
+    return nodes, units

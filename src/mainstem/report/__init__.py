@@ -16,6 +16,7 @@ from rich.console import Console
 
 from mainstem.experiments.outcome import Experiment
 from mainstem.report.text import finite
+from mainstem.results.basis_report import BasisReport
 from mainstem.results.circuits import CircuitReading
 from mainstem.results.composition import CompositionReading
 from mainstem.results.description import AnatomyDescription, LensReading
@@ -39,6 +40,7 @@ _RENDERERS = {
     CircuitReading: ("circuits_terminal:print_circuits", "circuits_page:circuits_page"),
     TrigramReading: ("trigram_terminal:print_trigram", "trigram_page:trigram_page"),
     HeadsReading: ("heads_terminal:print_heads", "heads_page:heads_page"),
+    BasisReport: ("basis_report_terminal:print_basis_report", "basis_report_page:basis_report_page"),
     SubspaceReading: ("subspace_terminal:print_subspace", "subspace_page:subspace_page"),
 }
 

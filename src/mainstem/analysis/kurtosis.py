@@ -1,0 +1,49 @@
+"""How heavy-tailed the coordinates of a vector are, and what chance gives: the measures of a privileged basis.
+
+Kurtosis of a token (Elhage, Lasenby, Olah 2023): over the d coordinates of its vector, E[(x - m)^4] / E[(x - m)^2]^2,
+then averaged over tokens. 3 for coordinates that are Gaussian; a vector of any shape whose direction is uniformly
+random has 3 (d - 1) / (d + 1) on average, and so has any vector after a random rotation. A rotation that stays fixed
+does not average out where all tokens share one large direction, which is why a null takes ten rotations or more.
+
+Kurtosis of neurons (He et al. 2024) is another number: over the d coordinates' root mean squares s_j over tokens,
+mean(s^4) / mean(s^2)^2, without a mean taken off: 1 if all are equally large, d if one is all.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def token_kurtosis(x: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
+    """Each token's kurtosis over its coordinates; NaN where all coordinates are equal.
+
+    Elementwise in the dtype of `x`, at least float32; |x| has to stay below 1e9 there.
+    """
+    wide = x if x.dtype == torch.float64 else x.float()
+    centred = wide - (wide @ _ones(wide) / wide.shape[1])[:, None]
+    squares = centred * centred
+    second = (squares @ _ones(squares)).double() / wide.shape[1]
+    fourth = torch.linalg.vector_norm(squares, dim=1).double().square() / wide.shape[1]
+    return fourth / second.square()
+
+
+def _ones(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1], dtype=x.dtype, device=x.device)
+
+
+def neuron_kurtosis(rms: Float[Tensor, " d_model"]) -> float:
+    """The kurtosis over coordinates of their root mean squares over tokens (He et al. 2024)."""
+    squares = rms.double().square()
+    return float(squares.square().mean() / squares.mean().square())
+
+
+def random_expectation(d_model: int) -> float:
+    """The mean kurtosis of a vector in a uniformly random direction: 3 (d - 1) / (d + 1)."""
+    return 3 * (d_model - 1) / (d_model + 1)
+
+
+def random_rotation(d_model: int, seed: int) -> Float[Tensor, "d_model d_model"]:
+    """An orthogonal matrix, uniformly distributed (Haar), in float64: QR of a Gaussian one with its signs made fair."""
+    gaussian = torch.randn(d_model, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q, r = torch.linalg.qr(gaussian)
+    return q * r.diagonal().sign()

@@ -1,0 +1,100 @@
+"""What is kept of a stream of vectors: sums that can be added, so that memory does not grow with the text.
+
+The moments of two batches added are those of both together (Chan, Golub, LeVeque 1983: means and sums of squared
+deviations merge without cancellation), so that it does not matter how a text is cut into batches. Elementwise work is
+in float32 at least, what is added up in float64.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mainstem.analysis.kurtosis import neuron_kurtosis, token_kurtosis
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over some tokens of vectors with d_model coordinates.
+
+    Attributes:
+        tokens: how many.
+        varied: how many of them do not have all coordinates equal: those that have a kurtosis.
+        kurtosis_sum: the sum of these tokens' kurtosis over coordinates.
+        mean: each coordinate's mean.
+        deviation: the sum of its squared deviations from the mean.
+        least, largest: its smallest and largest value.
+    """
+
+    tokens: int
+    varied: int
+    kurtosis_sum: float
+    mean: Float[Tensor, " d_model"]
+    deviation: Float[Tensor, " d_model"]
+    least: Float[Tensor, " d_model"]
+    largest: Float[Tensor, " d_model"]
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "token d_model"]) -> "Moments":
+        """Those of one batch; of none at all where it is empty."""
+        if not len(x):
+            empty = torch.zeros(x.shape[1], dtype=torch.float64)
+            return cls(0, 0, 0.0, empty, empty, empty + torch.inf, empty - torch.inf)
+        x = x if x.dtype == torch.float64 else x.float()
+        ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
+        about = ones @ x / len(x)
+        centred = x - about
+        rest = (ones @ centred).double() / len(x)  # what rounding left in the mean
+        deviation = (ones @ centred.square()).double() - len(x) * rest.square()
+        kurtosis = token_kurtosis(x)
+        varied = ~kurtosis.isnan()
+        return cls(
+            len(x),
+            int(varied.sum()),
+            float(kurtosis[varied].sum()),
+            (about.double() + rest).cpu(),
+            deviation.clamp_min(0).cpu(),
+            x.amin(0).double().cpu(),
+            x.amax(0).double().cpu(),
+        )
+
+    def __add__(self, other: "Moments") -> "Moments":
+        if not self.tokens or not other.tokens:
+            return other if not self.tokens else self
+        tokens = self.tokens + other.tokens
+        step = other.mean - self.mean
+        return Moments(
+            tokens,
+            self.varied + other.varied,
+            self.kurtosis_sum + other.kurtosis_sum,
+            self.mean + step * (other.tokens / tokens),
+            self.deviation + other.deviation + step.square() * (self.tokens * other.tokens / tokens),
+            torch.minimum(self.least, other.least),
+            torch.maximum(self.largest, other.largest),
+        )
+
+    @property
+    def kurtosis(self) -> float:
+        """The mean over tokens of their kurtosis (Elhage, Lasenby, Olah 2023)."""
+        return self.kurtosis_sum / self.varied if self.varied else float("nan")
+
+    @property
+    def variance(self) -> Float[Tensor, " d_model"]:
+        """Each coordinate's variance over tokens (of all, not estimated from a sample)."""
+        return self.deviation / self.tokens
+
+    @property
+    def rms(self) -> Float[Tensor, " d_model"]:
+        """Each coordinate's root mean square over tokens."""
+        return (self.variance + self.mean.square()).sqrt()
+
+    @property
+    def magnitude(self) -> Float[Tensor, " d_model"]:
+        """Each coordinate's largest magnitude."""
+        return torch.maximum(self.largest, -self.least)
+
+    @property
+    def neuron_kurtosis(self) -> float:
+        """The kurtosis over coordinates of their root mean squares (He et al. 2024)."""
+        return neuron_kurtosis(self.rms)

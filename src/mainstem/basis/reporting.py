@@ -1,0 +1,48 @@
+"""The whole basis report: every question, asked of one model on one text."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mainstem.basis.measuring import kurtosis_section, measure_stream
+from mainstem.basis.reference import reference
+from mainstem.lab.texts import Text
+from mainstem.results.basis_report import BasisReport
+
+if TYPE_CHECKING:
+    from mainstem.session import Model
+
+TOKENS, EVAL_TOKENS = 20_000, 3_072
+
+
+def report_basis(
+    model: "Model",
+    text: Text | str | Path = "drama",
+    tokens: int = TOKENS,
+    eval_tokens: int = EVAL_TOKENS,
+    window: int | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> BasisReport:
+    """Measures the basis of the stream.
+
+    Args:
+        model: the model; it is not changed.
+        text: what `mainstem.lab.texts.open_text` takes, or a text.
+        tokens: how many tokens of it the statistics are made of.
+        eval_tokens: how many of them perplexities are computed on.
+        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        report: is told what is going on.
+
+    Raises:
+        TextError: the text cannot be had, or is shorter than a window.
+        NotFiniteError: a value of the stream is not finite; names the point.
+    """
+    on = reference(model, text, tokens, window)
+    statistics = measure_stream(model, on, report=report)
+    return BasisReport(
+        provenance=model.provenance(),
+        warnings=[],
+        model=model.summary,
+        text=on.summary() | {"eval_tokens": min(eval_tokens, on.windows.n_tokens)},
+        kurtosis=kurtosis_section(statistics, model.anatomy.sizes.d_model),
+    )

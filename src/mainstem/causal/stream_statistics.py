@@ -1,0 +1,175 @@
+"""One pass over a text, with everything measured at every point of the stream while it runs, and nothing kept.
+
+`watch` runs the model window by window and shows each point's vectors to what measures them (`Watcher`): sums in
+`mainstem.analysis`, whose size does not depend on the text. Each token is counted once, however windows overlap. The
+first position of a window is shown apart, because in many models it is a sink with values like no other's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mainstem.analysis.kurtosis import random_rotation, token_kurtosis
+from mainstem.analysis.moments import Moments
+from mainstem.causal.stream_points import StreamPoint, tap_at
+from mainstem.errors import NotFiniteError
+from mainstem.model.hooks import tapped
+from mainstem.run.windows import Windows
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The counted tokens of one batch of windows, those at the first position of a window in front.
+
+    Attributes:
+        shape: (batch, pos) of the run.
+        index: [token] where they are in the batch made flat.
+        firsts: how many of them are at a window's first position.
+        ids: [token] the tokens.
+        places: [token] where they are in the text.
+    """
+
+    shape: tuple[int, int]
+    index: Int[Tensor, " token"]
+    firsts: int
+    ids: Int[Tensor, " token"]
+    places: Int[Tensor, " token"]
+
+    @classmethod
+    def of(cls, windows: Windows, rows: slice, before: int) -> "Rows":
+        """Those of some windows; `before` is how many tokens earlier windows had."""
+        fresh, ids = windows.fresh(rows), windows.ids[rows]
+        order = torch.arange(fresh.numel())
+        counted = order[fresh.flatten()]
+        places = before + torch.arange(len(counted))
+        first = counted % windows.length == 0
+        sorting = torch.cat([first.nonzero()[:, 0], (~first).nonzero()[:, 0]])
+        index = counted[sorting]
+        return cls(tuple(ids.shape), index, int(first.sum()), ids.flatten()[index], places[sorting])  # type: ignore[arg-type]
+
+    def of_run(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "token d_model"]:
+        """The rows of a value of the run; no copy where they are all of it."""
+        flat = x.flatten(0, 1)
+        if len(self.index) == len(flat) and self.firsts <= 1:
+            return flat
+        return flat[self.index.to(flat.device)]
+
+
+class Watcher(Protocol):
+    """What measures points of the stream."""
+
+    def see(self, number: int, x: Float[Tensor, "token d_model"], rows: Rows) -> None:
+        """Point `number`'s vectors in one batch."""
+        ...
+
+
+Forward = Callable[[Int[Tensor, "batch pos"]], Any]
+
+
+@torch.no_grad()
+def watch(
+    module: torch.nn.Module,
+    forward: Forward,
+    points: Sequence[StreamPoint],
+    windows: Windows,
+    watchers: Sequence[Watcher],
+    batch: int = 1,
+    report: Callable[[int], None] = lambda tokens: None,
+) -> None:
+    """Runs a text and shows every point of every batch to every watcher.
+
+    Args:
+        module: the model; it is left as it was.
+        forward: a forward pass of it.
+        points: what is watched.
+        windows: the text.
+        watchers: what measures; the memory is theirs.
+        batch: windows that run together.
+        report: called after each batch with the number of tokens done.
+    """
+    state: list[Rows] = []
+
+    def tap(number: int, point: StreamPoint):
+        def see(x: Tensor) -> None:
+            chosen = state[-1].of_run(x)
+            for watcher in watchers:
+                watcher.see(number, chosen, state[-1])
+
+        return tap_at(point, see, lambda: state[-1].shape)
+
+    done = 0
+    with tapped(module, [tap(number, point) for number, point in enumerate(points)]):
+        for rows in windows.batches(batch):
+            state[:] = [Rows.of(windows, rows, done)]
+            forward(windows.ids[rows])
+            done += len(state[-1].index)
+            report(done)
+
+
+class PointMoments:
+    """The moments of every point: of tokens at the first position of a window, and of the rest."""
+
+    def __init__(self, points: Sequence[StreamPoint]) -> None:
+        self.points = points
+        self.first: list[Moments | None] = [None] * len(points)
+        self.rest: list[Moments | None] = [None] * len(points)
+
+    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+        """Adds one batch's; see `Watcher`.
+
+        Raises:
+            NotFiniteError: something in it is no finite number; names the point.
+        """
+        for held, part in ((self.first, x[: rows.firsts]), (self.rest, x[rows.firsts :])):
+            if not len(part):
+                continue
+            made, known = Moments.of(part), held[number]
+            if not bool(torch.isfinite(made.magnitude).all()):
+                raise NotFiniteError("A value of the stream is not finite", self.points[number].name)
+            held[number] = made if known is None else known + made
+
+    def whole(self, number: int) -> Moments:
+        """All tokens' moments at a point."""
+        first, rest = self.first[number], self.rest[number]
+        if first is None or rest is None:
+            found = first or rest
+            assert found is not None, "nothing was seen"
+            return found
+        return first + rest
+
+    def without_first(self, number: int) -> Moments:
+        """The moments at a point without the first positions of windows."""
+        found = self.rest[number]
+        assert found is not None, "windows have two tokens at least"
+        return found
+
+
+class RotatedKurtosis:
+    """The null: each point's mean kurtosis after each of some random rotations, the same ones at all points."""
+
+    def __init__(self, points: Sequence[StreamPoint], widths: Sequence[int], draws: int, seed: int) -> None:
+        self.rotations = {
+            width: torch.cat([random_rotation(width, seed + draw) for draw in range(draws)], 1)
+            for width in dict.fromkeys(widths)
+        }
+        self.draws = draws
+        self.sums = torch.zeros(len(points), draws, dtype=torch.float64)
+        self.tokens = torch.zeros(len(points), dtype=torch.float64)
+
+    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+        """Adds one batch's; see `Watcher`. The first positions of windows are left out."""
+        x = x[rows.firsts :]
+        width = x.shape[-1]
+        kept = x if x.dtype == torch.float64 else x.float()
+        rotation = self.rotations[width].to(kept)
+        turned = (kept @ rotation).reshape(-1, width)
+        self.sums[number] += token_kurtosis(turned).reshape(len(kept), self.draws).sum(0).cpu()
+        self.tokens[number] += len(kept)
+
+    def kurtosis(self) -> Float[Tensor, "point draw"]:
+        """Each point's mean kurtosis after each rotation."""
+        return self.sums / self.tokens[:, None]

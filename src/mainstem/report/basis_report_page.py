@@ -1,0 +1,20 @@
+"""The basis report as a page: its sections, one after the other."""
+
+from mainstem.report import page as p
+from mainstem.report.basis_kurtosis_page import kurtosis_section
+from mainstem.report.basis_report_text import text_line
+from mainstem.results.basis_report import BasisReport
+
+_SECTIONS = {"kurtosis": kurtosis_section}
+
+
+def basis_report_page(report: BasisReport) -> str:
+    """The page of a basis report."""
+    body = [
+        p.model_line("basis report", report.model, report.provenance),
+        "<h1>The basis of the stream</h1>",
+        f"<p>Measured on {p.esc(text_line(report.text))}.</p>",
+        *(_SECTIONS[name](section) for name, section in report.sections().items()),
+        p.notices(report.warnings, report.notes),
+    ]
+    return p.page(f"The basis of {report.model['name']}", body, report.provenance, report.as_dict())

@@ -1,0 +1,22 @@
+"""The basis report for the terminal: its sections, one after the other."""
+
+from rich.console import Console
+from rich.text import Text
+
+from mainstem.report import terminal as t
+from mainstem.report.basis_kurtosis_terminal import print_kurtosis
+from mainstem.report.basis_report_text import text_line
+from mainstem.results.basis_report import BasisReport
+
+_PRINTERS = {"kurtosis": print_kurtosis}
+
+
+def print_basis_report(console: Console, report: BasisReport) -> None:
+    """Prints the sections that were made, as wide as the console is."""
+    console.print(*t.title_rows("basis report", report.model, report.provenance), sep="\n")
+    console.print(t.labelled("text", Text(text_line(report.text))))
+    for name, section in report.sections().items():
+        _PRINTERS[name](console, section)
+    for part in t.notices(report.warnings, report.notes):
+        console.print(part)
+    console.print(t.provenance_line(report.provenance))
