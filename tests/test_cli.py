@@ -585,6 +585,15 @@ def test_the_default_model_in_tables(run, demo_directory, monkeypatch):
 # --- the documentation ------------------------------------------------------------------------------------
 
 
+def commands(group=None, before=""):
+    """(name, command) of every command, those under a common word too (`basis report`)."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():  # type: ignore[attr-defined]
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
 def sections():
     """The documentation's sections by their titles."""
     parts = re.split(r"^## (.+)$", DOCS, flags=re.M)
@@ -593,7 +602,7 @@ def sections():
 
 def test_every_verb_and_option_is_documented():
     common = sections()["Options of every command"]
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in commands():
         own = sections()[name]
         for parameter in command.params:
             for option in [*parameter.opts, *parameter.secondary_opts]:
@@ -606,7 +615,7 @@ def test_every_verb_and_option_is_documented():
 def test_every_command_takes_the_formats_that_its_help_names(monkeypatch):
     """No other: neither by name nor by the ending of a file."""
     monkeypatch.setattr("mainstem.report.parquet.require_pyarrow", lambda: None)
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in commands():
         named = {parameter.name: parameter for parameter in command.params}
         words = named["format"].metavar.split("|")
         assert set(words) - {"table"} == set(re.findall(r"\.([a-z]+)", named["out"].help)), name
@@ -617,12 +626,7 @@ def test_every_command_takes_the_formats_that_its_help_names(monkeypatch):
 
 
 def test_every_documented_option_exists():
-    known = {
-        option
-        for command in typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-        for parameter in command.params
-        for option in parameter.opts
-    }
+    known = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
     for option in re.findall(r"^\| `(--[a-z-]+)`", DOCS, flags=re.M):
         assert option in known | {"--help"}, option
 

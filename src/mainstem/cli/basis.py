@@ -11,9 +11,7 @@ command = group("basis", "Measure the basis of the stream: outliers, quantisers,
 
 TextSource = Annotated[
     str,
-    typer.Option(
-        metavar="SOURCE", help="drama, prose or code, which come with Mainstem; a file, directory or dataset."
-    ),
+    typer.Option(metavar="SOURCE", help="drama, prose or code, which come along; a file, directory or dataset."),
 ]
 Tokens = Annotated[int, typer.Option(metavar="N", min=2, help="How many tokens of the text to measure.")]
 EvalTokens = Annotated[int, typer.Option(metavar="N", min=2, help="How many tokens perplexities are computed on.")]

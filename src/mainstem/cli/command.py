@@ -18,6 +18,8 @@ from mainstem.cli.options import Common
 from mainstem.cli.running import Run
 from mainstem.errors import MainstemError
 
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
 app = typer.Typer(
     name="mainstem",
     help="Who wrote what into a transformer's residual stream, with proof that the account is complete.",
@@ -26,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings=CONTEXT,
 )
 
 Prompt = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Text, taken literally; - is standard input.")]
@@ -54,7 +56,7 @@ def group(name: str, about: str) -> Callable[[Callable], Callable]:
         name: the word.
         about: its line in the help.
     """
-    own = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    own = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None, context_settings=CONTEXT)
     app.add_typer(own, name=name)
     return lambda body: _register(body, own, f"{name} {body.__name__}")
 

@@ -1,11 +1,13 @@
 """The basis report as a page: its sections, one after the other."""
 
+from collections.abc import Callable
+
 from mainstem.report import page as p
 from mainstem.report.basis_kurtosis_page import kurtosis_section
 from mainstem.report.basis_report_text import text_line
 from mainstem.results.basis_report import BasisReport
 
-_SECTIONS = {"kurtosis": kurtosis_section}
+_SECTIONS: dict[str, Callable] = {"kurtosis": kurtosis_section}
 
 
 def basis_report_page(report: BasisReport) -> str:

@@ -1,5 +1,7 @@
 """The basis report for the terminal: its sections, one after the other."""
 
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.text import Text
 
@@ -8,7 +10,7 @@ from mainstem.report.basis_kurtosis_terminal import print_kurtosis
 from mainstem.report.basis_report_text import text_line
 from mainstem.results.basis_report import BasisReport
 
-_PRINTERS = {"kurtosis": print_kurtosis}
+_PRINTERS: dict[str, Callable] = {"kurtosis": print_kurtosis}
 
 
 def print_basis_report(console: Console, report: BasisReport) -> None:
