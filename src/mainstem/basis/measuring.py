@@ -1,17 +1,26 @@
 """Statistics of every point of the stream over a text, and what the basis report says of their kurtosis."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from mainstem.analysis.kurtosis import random_expectation
+from mainstem.analysis.moments import Moments
+from mainstem.analysis.outliers import Criterion
+from mainstem.analysis.peaks import MassiveCriterion
 from mainstem.basis.reference import Reference
 from mainstem.causal.stream_points import StreamPoint, stream_points
-from mainstem.causal.stream_statistics import Forward, PointMoments, RotatedKurtosis, watch
+from mainstem.causal.stream_statistics import (
+    Forward,
+    PointMoments,
+    PointOutliers,
+    PointPeaks,
+    RotatedKurtosis,
+    Watcher,
+    watch,
+)
 from mainstem.results.basis_kurtosis import KurtosisSection, PointRow
 from mainstem.run.inputs import base_arguments
 from mainstem.run.windows import windows
@@ -22,13 +31,35 @@ if TYPE_CHECKING:
 ROTATIONS, ROTATED_TOKENS = 10, 512
 
 
-@dataclass(frozen=True, eq=False)
-class StreamStatistics:
-    """What one pass over a text left: moments of every point of the stream, and of what sublayers read."""
+class Watched:
+    """Everything that one pass over a text measures; the memory that it takes does not depend on the text.
 
-    points: list[StreamPoint]
-    moments: PointMoments
-    rotated: RotatedKurtosis
+    Attributes:
+        points: the states of the stream, what sublayers read, what output matrices read.
+        moments: of every point.
+        peaks: massive activations, at the states of the stream.
+        inputs: outliers in what sublayers read.
+        heads: outliers in what output matrices read, in the space of heads.
+        stream: outliers in the states of the stream, in units of each token's root mean square.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[StreamPoint],
+        magnitude: float = Criterion.magnitude,
+        massive: MassiveCriterion = MassiveCriterion(),
+    ) -> None:
+        self.points = list(points)
+        self.moments = PointMoments(points)
+        self.peaks = PointPeaks(points, massive)
+        self.inputs = PointOutliers(points, "input", magnitude)
+        self.heads = PointOutliers(points, "heads", magnitude)
+        self.stream = PointOutliers(points, "stream", magnitude, per_rms=True)
+
+    @property
+    def watchers(self) -> list[Watcher]:
+        """What looks on during the pass."""
+        return [self.moments, self.peaks, self.inputs, self.heads, self.stream]
 
 
 def forward_of(model: "Model") -> Forward:
@@ -43,50 +74,78 @@ def forward_of(model: "Model") -> Forward:
 
 
 def measure_stream(
-    model: "Model",
-    on: Reference,
-    rotations: int = ROTATIONS,
-    rotated_tokens: int = ROTATED_TOKENS,
-    report: Callable[[str], None] = lambda text: None,
-) -> StreamStatistics:
-    """One pass over a text, and a short one for the null.
+    model: "Model", on: Reference, magnitude: float = Criterion.magnitude, say: Callable[[str], None] = lambda text: None
+) -> Watched:
+    """One pass over a text.
 
     Args:
         model: the model.
         on: the text.
-        rotations: random rotations of the null.
-        rotated_tokens: how many tokens of the text the null is made of, at most 2,048; whole windows, one at least.
-        report: is told what is going on.
+        magnitude: from which outliers are counted.
+        say: is told how far it is.
+
+    Raises:
+        NotFiniteError: a value is not finite; names the point.
     """
+    watched, total = Watched(stream_points(model.anatomy), magnitude), on.windows.n_tokens
+    say(f"Measuring the stream: 0 of {total:,} tokens")
+    watch(
+        model.module,
+        forward_of(model),
+        watched.points,
+        on.windows,
+        watched.watchers,
+        report=lambda done: say(f"Measuring the stream: {done:,} of {total:,} tokens"),
+    )
+    return watched
+
+
+def rotate_stream(
+    model: "Model", on: Reference, rotations: int = ROTATIONS, tokens: int = ROTATED_TOKENS
+) -> RotatedKurtosis:
+    """The null: kurtosis after random rotations, of the states of the stream and of what sublayers read.
+
+    Args:
+        model: the model.
+        on: the text.
+        rotations: how many; at least ten, because one rotation may be far off where all tokens share a direction.
+        tokens: how many tokens of the text are rotated; whole windows, one at least.
+    """
+    length, d_model = on.windows.length, model.anatomy.sizes.d_model
+    short = windows(on.ids[: max(tokens // length, 1) * length], length)
     points = stream_points(model.anatomy, "stream", "input")
-    moments, forward = PointMoments(points), forward_of(model)
-    total = on.windows.n_tokens
-    watch(model.module, forward, points, on.windows, [moments], report=lambda n: report(f"{n:,} of {total:,} tokens"))
-    length = on.windows.length
-    short = windows(on.ids[: max(rotated_tokens // length, 1) * length], length)
-    widths = [len(moments.rest[number].mean) for number in range(len(points))]  # type: ignore[union-attr]
-    rotated = RotatedKurtosis(points, widths, rotations, model.seed)
-    watch(model.module, forward, points, short, [rotated])
-    return StreamStatistics(points, moments, rotated)
+    rotated = RotatedKurtosis(points, d_model, rotations, model.seed)
+    watch(model.module, forward_of(model), points, short, [rotated])
+    return rotated
 
 
-def kurtosis_section(statistics: StreamStatistics, d_model: int) -> KurtosisSection:
+def kurtosis_section(watched: Watched, rotated: RotatedKurtosis) -> KurtosisSection:
     """What the report says of kurtosis."""
-    moments, rotated = statistics.moments, statistics.rotated
-    null = rotated.kurtosis()
-    rows = [_row(point, number, moments, null[number]) for number, point in enumerate(statistics.points)]
-    first = moments.first[0]
+    moments, null = watched.moments, rotated.kurtosis()
+    rows = [
+        _row(point, moments.whole(number), moments.without_first(number), null[number], watched.peaks.ratio(number))
+        for number, point in enumerate(rotated.points)
+    ]
     return KurtosisSection(
-        tokens={"all": moments.whole(0).tokens, "first": 0 if first is None else first.tokens},
-        expectation=random_expectation(d_model),
+        tokens={"all": moments.whole(0).tokens, "first": moments.whole(0).tokens - moments.without_first(0).tokens},
+        expectation=random_expectation(rotated.d_model),
         rotations={"draws": rotated.draws, "tokens": int(rotated.tokens[0])},
         points=rows,
     )
 
 
-def _row(point: StreamPoint, number: int, moments: PointMoments, null: torch.Tensor) -> PointRow:
-    whole, rest = moments.whole(number), moments.without_first(number)
+def _row(point: StreamPoint, whole: Moments, rest: Moments, null: Tensor, ratio: float | None) -> PointRow:
     return PointRow(
-        point.name, point.kind, point.layer, whole.kurtosis, rest.kurtosis, float(null.mean()), float(null.min()),
-        float(null.max()), whole.neuron_kurtosis, rest.neuron_kurtosis,
-    )  # fmt: skip
+        name=point.name,
+        kind=point.kind,
+        layer=point.layer,
+        kurtosis=whole.kurtosis,
+        without_first=rest.kurtosis,
+        rotated=float(null.mean()),
+        rotated_least=float(null.min()),
+        rotated_largest=float(null.max()),
+        neuron_kurtosis=whole.neuron_kurtosis,
+        neuron_kurtosis_without_first=rest.neuron_kurtosis,
+        max_over_median=ratio,
+        largest=float(whole.magnitude.max()),
+    )

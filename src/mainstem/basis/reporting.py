@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mainstem.basis.measuring import kurtosis_section, measure_stream
+from mainstem.basis.measuring import kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.reference import reference
 from mainstem.lab.texts import Text
 from mainstem.results.basis_report import BasisReport
@@ -21,7 +21,7 @@ def report_basis(
     tokens: int = TOKENS,
     eval_tokens: int = EVAL_TOKENS,
     window: int | None = None,
-    report: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> BasisReport:
     """Measures the basis of the stream.
 
@@ -31,18 +31,20 @@ def report_basis(
         tokens: how many tokens of it the statistics are made of.
         eval_tokens: how many of them perplexities are computed on.
         window: tokens of a window; 512 by default, or the model's context where that is shorter.
-        report: is told what is going on.
+        say: is told what is going on.
 
     Raises:
         TextError: the text cannot be had, or is shorter than a window.
         NotFiniteError: a value of the stream is not finite; names the point.
     """
     on = reference(model, text, tokens, window)
-    statistics = measure_stream(model, on, report=report)
+    watched = measure_stream(model, on, say=say)
+    say("Rotating the stream")
+    rotated = rotate_stream(model, on)
     return BasisReport(
         provenance=model.provenance(),
         warnings=[],
         model=model.summary,
         text=on.summary() | {"eval_tokens": min(eval_tokens, on.windows.n_tokens)},
-        kurtosis=kurtosis_section(statistics, model.anatomy.sizes.d_model),
+        kurtosis=kurtosis_section(watched, rotated),
     )

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from mainstem.analysis.kurtosis import random_rotation, token_kurtosis
 from mainstem.analysis.moments import Moments
-from mainstem.causal.stream_points import StreamPoint, tap_at
+from mainstem.analysis.outliers import OutlierCounts
+from mainstem.analysis.peaks import MassiveCriterion, Peaks
+from mainstem.causal.stream_points import PointKind, StreamPoint, tap_at
 from mainstem.errors import NotFiniteError
 from mainstem.model.hooks import tapped
 from mainstem.run.windows import Windows
@@ -148,25 +150,58 @@ class PointMoments:
         return found
 
 
+class PointOutliers:
+    """Outlier features over some of the points, in units of their vectors or of each token's root mean square."""
+
+    def __init__(self, points: Sequence[StreamPoint], kind: PointKind, magnitude: float, per_rms: bool = False) -> None:
+        self.numbers = [number for number, point in enumerate(points) if point.kind == kind and point.layer is not None]
+        self.layers = [point.layer for point in points]
+        self.magnitude, self.per_rms = magnitude, per_rms
+        self.counts: OutlierCounts | None = None
+
+    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+        """Counts one batch's; see `Watcher`."""
+        if number not in self.numbers:
+            return
+        if self.counts is None:
+            layers = [self.layers[own] or 0 for own in self.numbers]
+            self.counts = OutlierCounts(layers, x.shape[1], self.magnitude)
+        if self.per_rms:
+            wide = x if x.dtype == torch.float64 else x.float()
+            x = wide * (wide.shape[1] ** 0.5 / torch.linalg.vector_norm(wide, dim=1, keepdim=True))
+        self.counts.add(self.numbers.index(number), x)
+
+
+class PointPeaks:
+    """Massive activations at the states of the stream."""
+
+    def __init__(self, points: Sequence[StreamPoint], criterion: MassiveCriterion) -> None:
+        self.peaks = {number: Peaks(criterion) for number, point in enumerate(points) if point.kind == "stream"}
+
+    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+        """Adds one batch's; see `Watcher`."""
+        if number in self.peaks:
+            self.peaks[number].add(x, rows.ids, rows.places, rows.firsts)
+
+    def ratio(self, number: int) -> float | None:
+        """The mean of the largest magnitude over the median one, where it was measured."""
+        return self.peaks[number].max_over_median if number in self.peaks else None
+
+
 class RotatedKurtosis:
     """The null: each point's mean kurtosis after each of some random rotations, the same ones at all points."""
 
-    def __init__(self, points: Sequence[StreamPoint], widths: Sequence[int], draws: int, seed: int) -> None:
-        self.rotations = {
-            width: torch.cat([random_rotation(width, seed + draw) for draw in range(draws)], 1)
-            for width in dict.fromkeys(widths)
-        }
-        self.draws = draws
+    def __init__(self, points: Sequence[StreamPoint], d_model: int, draws: int, seed: int) -> None:
+        self.points, self.d_model, self.draws = list(points), d_model, draws
+        self.rotations = torch.cat([random_rotation(d_model, seed + draw) for draw in range(draws)], 1)
         self.sums = torch.zeros(len(points), draws, dtype=torch.float64)
         self.tokens = torch.zeros(len(points), dtype=torch.float64)
 
     def see(self, number: int, x: Tensor, rows: Rows) -> None:
         """Adds one batch's; see `Watcher`. The first positions of windows are left out."""
         x = x[rows.firsts :]
-        width = x.shape[-1]
         kept = x if x.dtype == torch.float64 else x.float()
-        rotation = self.rotations[width].to(kept)
-        turned = (kept @ rotation).reshape(-1, width)
+        turned = (kept @ self.rotations.to(kept)).reshape(-1, self.d_model)
         self.sums[number] += token_kurtosis(turned).reshape(len(kept), self.draws).sum(0).cpu()
         self.tokens[number] += len(kept)
 

@@ -35,4 +35,4 @@ def report(
     opened = open_text(text)
     model = run.open()
     with run.step("Measuring ..."):
-        return model.basis.report(text=opened, tokens=tokens, eval_tokens=eval_tokens, window=window, report=run.say)
+        return model.basis.report(text=opened, tokens=tokens, eval_tokens=eval_tokens, window=window, say=run.say)

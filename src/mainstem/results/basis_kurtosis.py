@@ -19,6 +19,9 @@ class PointRow:
         rotated_least, rotated_largest: over rotations.
         neuron_kurtosis: of the coordinates' root mean squares over tokens (He et al. 2024).
         neuron_kurtosis_without_first: the same without first positions.
+        max_over_median: a token's largest magnitude over its median one, the mean over every eighth token, without
+            first positions; None for what is read.
+        largest: the largest magnitude of all.
     """
 
     name: str
@@ -31,6 +34,8 @@ class PointRow:
     rotated_largest: float
     neuron_kurtosis: float
     neuron_kurtosis_without_first: float
+    max_over_median: float | None
+    largest: float
 
 
 @dataclass(frozen=True)

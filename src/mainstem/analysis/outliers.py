@@ -1,0 +1,151 @@
+"""Outlier features: dimensions that are large in many layers and at many positions (Dettmers et al. 2022, section 4).
+
+The published criterion: the same dimension has a magnitude of at least 6 in at least 25 % of the layers and at 6 % of
+all positions, over what the projections read. A layer counts once, over its query, key, value and up inputs, where the
+dimension is that large at one position at least; positions are pooled over all these inputs. Each threshold is an
+argument, because none of them is a law of nature.
+
+Only counts are kept, and for quartiles a histogram of each dimension's values above the threshold in classes 2.2 % wide.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+CLASSES, PER_OCTAVE = 512, 32
+ONE_SIDED = 0.99
+"""The share of one sign from which a dimension counts as one-sided."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What makes an outlier feature: a magnitude, a share of the layers, a share of the positions."""
+
+    magnitude: float = 6.0
+    layers: float = 0.25
+    positions: float = 0.06
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One dimension with values above the threshold.
+
+    Attributes:
+        dimension: which.
+        layers: the share of the layers where it has one.
+        positions: the share of all positions of all places where it has one.
+        count: how many values.
+        sign: the share of the commoner sign among them, negative where that is minus.
+        quartiles: of these values, to 2.2 %.
+        qualifies: whether the criterion holds.
+    """
+
+    dimension: int
+    layers: float
+    positions: float
+    count: int
+    sign: float
+    quartiles: tuple[float, float, float]
+    qualifies: bool
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether practically all of its values have one sign."""
+        return abs(self.sign) >= ONE_SIDED
+
+
+class OutlierCounts:
+    """Counts of values at or above a magnitude at several places of the same width."""
+
+    def __init__(self, layers: Sequence[int], width: int, magnitude: float) -> None:
+        """Nothing counted yet.
+
+        Args:
+            layers: for each place the layer that it belongs to.
+            width: dimensions of what is there.
+            magnitude: the threshold.
+        """
+        self.layers = list(layers)
+        self.magnitude = magnitude
+        self.hits: Int[Tensor, "point d_model"] = torch.zeros(len(self.layers), width, dtype=torch.int64)
+        self.classes: Int[Tensor, "d_model value"] = torch.zeros(width, 2 * CLASSES, dtype=torch.int64)
+        self.tokens = torch.zeros(len(self.layers), dtype=torch.int64)
+
+    def add(self, place: int, x: Float[Tensor, "token d_model"]) -> None:
+        """Counts one batch of vectors at a place."""
+        self.tokens[place] += len(x)
+        reached = torch.maximum(x.amax(0), -x.amin(0)) >= self.magnitude
+        dimensions = reached.nonzero()[:, 0]
+        if not len(dimensions):
+            return
+        columns = x[:, dimensions].double()
+        hit = columns.abs() >= self.magnitude
+        dimensions = dimensions.cpu()
+        self.hits[place, dimensions] += hit.sum(0).cpu()
+        values, of = columns[hit].cpu(), dimensions[hit.nonzero()[:, 1].cpu()]
+        octaves = (values.abs() / self.magnitude).log2()
+        size = (octaves * PER_OCTAVE).long().clamp_max(CLASSES - 1)
+        place_of = torch.where(values > 0, CLASSES + size, CLASSES - 1 - size)
+        flat = of * 2 * CLASSES + place_of
+        self.classes.view(-1).index_add_(0, flat, torch.ones_like(flat))
+
+    @property
+    def values(self) -> int:
+        """How many values there are in all dimensions."""
+        return int(self.hits.sum())
+
+    def affected_layers(self) -> Float[Tensor, " d_model"]:
+        """For each dimension the share of the layers where it has a value above the threshold."""
+        of = torch.tensor(self.layers)
+        by_layer = torch.stack([self.hits[of == layer].sum(0) > 0 for layer in sorted(set(self.layers))])
+        return by_layer.double().mean(0)
+
+    def features(self, criterion: Criterion) -> list[Feature]:
+        """All dimensions with values above the threshold: those that qualify first, then by how many they have."""
+        layers, counts = self.affected_layers(), self.hits.sum(0)
+        positions = counts.double() / self.tokens.sum()
+        made = [
+            self._feature(dimension, float(layers[dimension]), float(positions[dimension]), criterion)
+            for dimension in counts.nonzero()[:, 0].tolist()
+        ]
+        return sorted(made, key=lambda one: (not one.qualifies, -one.count, one.dimension))
+
+    def _feature(self, dimension: int, layers: float, positions: float, criterion: Criterion) -> Feature:
+        classes = self.classes[dimension]
+        count, positive = int(classes.sum()), int(classes[CLASSES:].sum())
+        share = positive / count
+        return Feature(
+            dimension,
+            layers,
+            positions,
+            count,
+            share if share >= 0.5 else share - 1,
+            self._quartiles(classes),
+            layers >= criterion.layers and positions >= criterion.positions,
+        )
+
+    def _quartiles(self, classes: Int[Tensor, " value"]) -> tuple[float, float, float]:
+        """The middle of the class that each quartile is in."""
+        below = classes.cumsum(0)
+        found = []
+        for share in (0.25, 0.5, 0.75):
+            place = int((below >= max(share * float(below[-1]), 1)).nonzero()[0])
+            size = place - CLASSES if place >= CLASSES else CLASSES - 1 - place
+            value = self.magnitude * 2 ** ((size + 0.5) / PER_OCTAVE)
+            found.append(value if place >= CLASSES else -value)
+        return found[0], found[1], found[2]
+
+
+def variance_ranking(
+    variances: Float[Tensor, "point d_model"], count: int
+) -> tuple[Int[Tensor, " top"], Float[Tensor, " top"]]:
+    """The dimensions of most variance over places: of each place's mean variance how many times, the mean over places.
+
+    A ranking, not a criterion: it always finds some.
+    """
+    relative = (variances / variances.mean(1, keepdim=True)).mean(0)
+    best = relative.topk(min(count, len(relative)))
+    return best.indices, best.values

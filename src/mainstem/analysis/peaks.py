@@ -1,0 +1,99 @@
+"""Massive activations (Sun et al. 2024): single numbers that dwarf all others of their vector, and on which tokens.
+
+Published: a magnitude above 100 that is at least about 1,000 times the median magnitude of its hidden state. Here the
+median is over the coordinates of the same token, so that a text need not be kept. A vector's largest magnitude over its
+median one (He et al. 2024) is measured on every eighth token, because medians cost more than all moments together.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+EVERY = 8
+
+
+@dataclass(frozen=True)
+class MassiveCriterion:
+    """What makes an activation massive: a magnitude, and how many times the median of its vector."""
+
+    magnitude: float = 100.0
+    times: float = 1000.0
+
+
+@dataclass
+class Massive:
+    """One dimension's massive activations at one place.
+
+    Attributes:
+        count: how many.
+        value: the largest.
+        times: how many times the median magnitude of its vector that is.
+        token, place: its token's id, and where it is in the text.
+        tokens: how many of them are on which token.
+    """
+
+    count: int = 0
+    value: float = 0.0
+    times: float = 0.0
+    token: int = 0
+    place: int = 0
+    tokens: Counter[int] = field(default_factory=Counter)
+
+
+class Peaks:
+    """What stands out at one place, token by token."""
+
+    def __init__(self, criterion: MassiveCriterion) -> None:
+        self.criterion = criterion
+        self.massive: dict[int, Massive] = {}
+        self.ratio_sum = 0.0
+        self.sampled = 0
+
+    def add(
+        self, x: Float[Tensor, "token d_model"], ids: Int[Tensor, " token"], places: Int[Tensor, " token"], firsts: int
+    ) -> None:
+        """One batch.
+
+        Args:
+            x: vectors, those at first positions in front.
+            ids: their tokens.
+            places: where they are in the text.
+            firsts: how many are at a first position; the ratio is that of the others.
+        """
+        magnitude = x.abs()
+        largest = magnitude.amax(1)
+        sample = (places[firsts:] % EVERY == 0).nonzero()[:, 0] + firsts
+        if len(sample):
+            chosen = sample.to(x.device)
+            ratios = largest[chosen].double().cpu() / _medians(magnitude[chosen])
+            self.ratio_sum += float(ratios[ratios.isfinite()].sum())
+            self.sampled += int(ratios.isfinite().sum())
+        for row in (largest > self.criterion.magnitude).nonzero()[:, 0].tolist():
+            self._note(x[row], float(_medians(magnitude[row : row + 1])[0]), int(ids[row]), int(places[row]))
+
+    def _note(self, x: Float[Tensor, " d_model"], median: float, token: int, place: int) -> None:
+        least = max(self.criterion.magnitude, self.criterion.times * median)
+        for dimension in (x.abs() >= least).nonzero()[:, 0].tolist():
+            found = self.massive.setdefault(dimension, Massive())
+            value = float(x[dimension])
+            found.count += 1
+            found.tokens[token] += 1
+            if abs(value) > abs(found.value):
+                found.value, found.token, found.place = value, token, place
+                found.times = abs(value) / median if median else float("inf")
+
+    @property
+    def max_over_median(self) -> float:
+        """The mean over sampled tokens of their largest magnitude over their median one."""
+        return self.ratio_sum / self.sampled if self.sampled else float("nan")
+
+
+def _medians(magnitude: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
+    """Each row's median (the lower one of an even number); NumPy's selection is several times faster than torch's."""
+    middle = (magnitude.shape[1] - 1) // 2
+    rows = np.partition(magnitude.float().cpu().numpy(), middle, axis=1)[:, middle]
+    return torch.from_numpy(rows).double()
