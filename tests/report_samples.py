@@ -20,19 +20,10 @@ from mainstem.results.description import (
     StreamRow,
     WriteRow,
 )
-from mainstem.results.explanation import (
-    Certificate,
-    CheckSummary,
-    Explanation,
-    LayerRow,
-    Provenance,
-    Queries,
-    QueryRow,
-    Token,
-    ValueRow,
-)
+from mainstem.results.explanation import Certificate, Explanation, LayerRow, Queries, QueryRow, Token, ValueRow
 from mainstem.results.generation import Compared, Generated, Likelihood
 from mainstem.results.patch import CellRow, PatchReading, StabilityRow
+from mainstem.results.reading import CheckSummary, Provenance
 from mainstem.results.subspace import Bar, Map, SubspaceReading
 from mainstem.results.unit import Null, Sigmoid, TokenLogit, UnitReading
 

@@ -61,9 +61,10 @@ from mainstem.model.reach import Reach, measured_reach, stored_reach
 from mainstem.points import Point
 from mainstem.results.circuits import CircuitReading
 from mainstem.results.composition import CompositionReading
-from mainstem.results.explanation import Explanation, Provenance
+from mainstem.results.explanation import Explanation
 from mainstem.results.generation import Compared, Generated
 from mainstem.results.heads import HeadsReading
+from mainstem.results.reading import Provenance
 from mainstem.results.subspace import SubspaceReading
 from mainstem.results.trigram import TrigramReading
 from mainstem.run.inputs import Inputs, base_arguments, context_length, make_inputs

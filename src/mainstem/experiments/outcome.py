@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from mainstem.analysis.statistics import Interval
-from mainstem.results.explanation import Provenance
+from mainstem.results.reading import Provenance
 
 Finding = Literal["reproduced", "not reproduced", "in part", "measured"]
 """`measured`: a number without a published one to hold it against."""

@@ -25,7 +25,8 @@ from mainstem.explain.steps import Step, steps_of
 from mainstem.explain.targeting import chosen_target
 from mainstem.explain.unit_keys import input_key, input_note, input_target, named_unit
 from mainstem.explain.verifying import require_tokens, verify_trace
-from mainstem.results.explanation import Certificate, CheckSummary, Explanation, Token
+from mainstem.results.explanation import Certificate, Explanation, Token
+from mainstem.results.reading import CheckSummary
 from mainstem.targets import Target
 from mainstem.units import Unit
 

@@ -27,7 +27,7 @@ from mainstem.causal.metrics import checked_metric
 from mainstem.causal.tracked import Cost, LogitMetric, Prompt, require_same_length
 from mainstem.errors import ChoiceError, UsageError
 from mainstem.intervene.intervening import one_prompt, require_whole_edits
-from mainstem.results.explanation import Provenance
+from mainstem.results.reading import Provenance
 from mainstem.units import Unit
 
 if TYPE_CHECKING:

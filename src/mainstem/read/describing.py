@@ -29,7 +29,7 @@ from mainstem.results.description import (
     StreamRow,
     WriteRow,
 )
-from mainstem.results.explanation import CheckSummary
+from mainstem.results.reading import CheckSummary
 
 if TYPE_CHECKING:
     from mainstem.session import Model

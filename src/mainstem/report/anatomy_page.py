@@ -1,5 +1,6 @@
 """An anatomy as a page: sizes, what writes and what reads in each kind of block, the readout, levels, shapes."""
 
+from mainstem.report import anatomy_text as words
 from mainstem.report import page as p
 from mainstem.report.alike import (
     BlockGroup,
@@ -9,16 +10,6 @@ from mainstem.report.alike import (
     shape_groups,
     stream_groups,
     units_text,
-)
-from mainstem.report.anatomy_text import (
-    Line,
-    block_lines,
-    embedding_lines,
-    facts_text,
-    number_text,
-    readout_entries,
-    refusal_text,
-    step_text,
 )
 from mainstem.report.text import count, sizes
 from mainstem.results.description import AnatomyDescription, ShapeRow
@@ -31,7 +22,7 @@ def anatomy_page(a: AnatomyDescription) -> str:
     body = [
         p.model_line("anatomy", a.model, a.provenance),
         f"<h1>{p.esc(a.model['name'])}</h1>",
-        f"<p>{p.esc(a.model['class'])}; {p.esc(facts_text(a))}.</p>",
+        f"<p>{p.esc(a.model['class'])}; {p.esc(words.facts_text(a))}.</p>",
         _facts(a),
         _parts(a),
         _stream(a),
@@ -56,10 +47,10 @@ def _facts(a: AnatomyDescription) -> str:
 
 def _parts(a: AnatomyDescription) -> str:
     heads = [("", ""), ("", ""), ("what", ""), ("matrix", "num"), ("module", "")]
-    rows = [_line(line) for line in embedding_lines(a)]
+    rows = [_line(line) for line in words.embedding_lines(a)]
     for group in block_groups(a):
         rows.append(_group_title(group))
-        rows += [_line(line) for line in block_lines(group)]
+        rows += [_line(line) for line in words.block_lines(group)]
     caption = "in the order of execution; blocks that are alike are shown once; matrices are [out, in]"
     return p.section("Writes and reads", p.esc(caption), p.table(heads, rows))
 
@@ -75,7 +66,7 @@ def _head(title: str, about: str) -> str:
     return p.row(f'<td colspan="{COLUMNS}">{p.esc(title)}<span class="quiet">{p.esc(about)}</span></td>', css="head")
 
 
-def _line(line: Line) -> str:
+def _line(line: words.Line) -> str:
     what = p.esc(line.what)
     if line.verb in ("writes", "refused"):
         what = f"<strong>{what}</strong>" if line.verb == "writes" else f'<span class="neg">{what}</span>'
@@ -89,7 +80,7 @@ def _stream(a: AnatomyDescription) -> str:
     if not a.stream:
         return ""
     rows = [
-        p.row(p.cell(p.esc(units_text(units)), "unit"), p.cell(p.esc(step_text(step, factors))))
+        p.row(p.cell(p.esc(units_text(units)), "unit"), p.cell(p.esc(words.step_text(step, factors))))
         for units, step, factors in stream_groups(a)
     ]
     caption = "what happens to the stream besides plain additions"
@@ -101,7 +92,8 @@ def _stream(a: AnatomyDescription) -> str:
 
 def _readout(a: AnatomyDescription) -> str:
     listed = "".join(
-        f'<div><dt>{p.esc(name)}</dt><dd class="words">{p.esc(value)}</dd></div>' for name, value in readout_entries(a)
+        f'<div><dt>{p.esc(name)}</dt><dd class="words">{p.esc(value)}</dd></div>'
+        for name, value in words.readout_entries(a)
     )
     return p.section("Readout", "from the stream to the logits", f'<dl class="facts">{listed}</dl>')
 
@@ -109,8 +101,8 @@ def _readout(a: AnatomyDescription) -> str:
 def _levels(a: AnatomyDescription) -> str:
     rows = []
     for level in a.levels:
-        why = refusal_text(level)
-        cells = [p.cell(p.esc(level.level), "unit"), p.cell(p.esc(number_text(level)), "num")]
+        why = words.refusal_text(level)
+        cells = [p.cell(p.esc(level.level), "unit"), p.cell(p.esc(words.number_text(level)), "num")]
         rows.append(p.row(*cells, p.cell(p.esc(why), "neg" if why else "")))
     card = p.check_card("labels", a.labels, "units zeroed in a real run: their writes changed by their parts")
     table = p.table([("level", ""), ("units", "num"), ("", "")], rows, "account")

@@ -6,6 +6,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mainstem.report import anatomy_text as words
 from mainstem.report import terminal as t
 from mainstem.report.alike import (
     BlockGroup,
@@ -15,17 +16,6 @@ from mainstem.report.alike import (
     shape_groups,
     stream_groups,
     units_text,
-)
-from mainstem.report.anatomy_text import (
-    Line,
-    block_lines,
-    embedding_lines,
-    facts_text,
-    number_text,
-    readout_entries,
-    refusal_text,
-    sizes_text,
-    step_text,
 )
 from mainstem.report.text import count, sizes
 from mainstem.results.description import AnatomyDescription, ShapeRow
@@ -38,8 +28,8 @@ def print_anatomy(console: Console, anatomy: AnatomyDescription) -> None:
     a = anatomy
     console.print(*t.title_rows("anatomy", a.model, a.provenance), sep="\n")
     console.print(t.labelled("class", Text(f"{a.model['class']}, {count(a.model['parameters'])} parameters")))
-    console.print(t.labelled("sizes", Text(sizes_text(a.sizes))))
-    console.print(t.labelled("stream", Text(facts_text(a))))
+    console.print(t.labelled("sizes", Text(words.sizes_text(a.sizes))))
+    console.print(t.labelled("stream", Text(words.facts_text(a))))
     for part in [*_blocks(a, console.width), *_readout(a), *_levels(a)]:
         console.print(part)
     if a.shapes is not None:
@@ -55,9 +45,9 @@ def print_anatomy(console: Console, anatomy: AnatomyDescription) -> None:
 
 def _blocks(a: AnatomyDescription, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = [t.heading("Writes and reads", "in the order of execution; alike blocks once")]
-    parts.append(_lines(embedding_lines(a), width))
+    parts.append(_lines(words.embedding_lines(a), width))
     for group in block_groups(a):
-        parts += [Text(), _group_title(group), _lines(block_lines(group), width)]
+        parts += [Text(), _group_title(group), _lines(words.block_lines(group), width)]
     if a.stream:
         parts += [t.heading("On the stream itself", "what happens to it besides plain additions"), _stream(a)]
     return parts
@@ -71,7 +61,7 @@ def _group_title(group: BlockGroup) -> Text:
     return line
 
 
-def _lines(lines: Sequence[Line], room: int) -> Table:
+def _lines(lines: Sequence[words.Line], room: int) -> Table:
     # What is read or written gets a width of its own, so that only the modules' names are folded where room is short.
     width = min(max((len(line.what) for line in lines), default=1), max(room // 2 - 6, 20))
     fixed = {"no_wrap": True}
@@ -85,7 +75,7 @@ def _lines(lines: Sequence[Line], room: int) -> Table:
 def _stream(a: AnatomyDescription) -> Table:
     table = t.grid({}, {"ratio": 1})
     for units, step, factors in stream_groups(a):
-        table.add_row(Text(f"with {units_text(units)}"), Text(step_text(step, factors), "quiet"))
+        table.add_row(Text(f"with {units_text(units)}"), Text(words.step_text(step, factors), "quiet"))
     return table
 
 
@@ -94,7 +84,7 @@ def _stream(a: AnatomyDescription) -> Table:
 
 def _readout(a: AnatomyDescription) -> list[RenderableType]:
     table = t.grid({"no_wrap": True}, {})
-    for name, value in readout_entries(a):
+    for name, value in words.readout_entries(a):
         table.add_row(name, Text(value, "against" if value == a.final.opaque else ""))
     return [t.heading("Readout", "from the stream to the logits"), table]
 
@@ -103,7 +93,9 @@ def _levels(a: AnatomyDescription) -> list[RenderableType]:
     table = t.grid({"width": 1}, {"no_wrap": True}, {"justify": "right", "no_wrap": True}, {})
     for level in a.levels:
         mark = Text("✗", "against") if level.refused else Text(" ") if level.units == 0 else Text("✓", "ok")
-        table.add_row(mark, Text(level.level, "title"), Text(number_text(level)), Text(refusal_text(level), "quiet"))
+        table.add_row(
+            mark, Text(level.level, "title"), Text(words.number_text(level)), Text(words.refusal_text(level), "quiet")
+        )
     labels = t.checks_table()
     t.check_row(
         labels, "labels", a.labels.holds,

@@ -1,16 +1,7 @@
 """Compositions as a page: a heat map of layers and a graph of the pairs above the null, for each kind, and a table."""
 
+from mainstem.report import composition_text as words
 from mainstem.report import page as p
-from mainstem.report.composition_text import (
-    PAIR_COLUMNS,
-    certificate_text,
-    judged,
-    kind_text,
-    pair_cells,
-    shared_text,
-    title,
-    what_is_shown,
-)
 from mainstem.report.drawing import WIDTH, svg
 from mainstem.report.heatmap import heatmap
 from mainstem.report.text import plain, signed
@@ -24,10 +15,10 @@ def composition_page(r: CompositionReading) -> str:
     body = [
         p.model_line("circuits", r.model, r.provenance),
         "<h1>Who reads what whom wrote, from the weights</h1>",
-        f'<p class="caption">{p.esc(what_is_shown(r))}.</p>',
-        p.section("Nulls", p.esc(judged(r))),
+        f'<p class="caption">{p.esc(words.what_is_shown(r))}.</p>',
+        p.section("Nulls", p.esc(words.judged(r))),
         *(part for row in r.kinds for part in _kind(row, r)),
-        p.section("Certificates", p.esc(certificate_text(r))),
+        p.section("Certificates", p.esc(words.certificate_text(r))),
         p.notices(r.warnings, r.notes),
     ]
     return p.page(f"Composition in {r.model['name']}", body, r.provenance, r.as_dict())
@@ -36,17 +27,17 @@ def composition_page(r: CompositionReading) -> str:
 def _kind(row: KindRow, r: CompositionReading) -> list[str]:
     pairs = [pair for pair in r.pairs if pair.kind == row.kind]
     above = [pair for pair in pairs if pair.q <= r.rate]
-    heads = [(p.esc(name), "" if i < 2 else "num") for i, name in enumerate(PAIR_COLUMNS)]
+    heads = [(p.esc(name), "" if i < 2 else "num") for i, name in enumerate(words.PAIR_COLUMNS)]
     lines = [
-        p.row(*(p.cell(p.esc(cell), "mono" if i < 2 else "num") for i, cell in enumerate(pair_cells(pair))))
+        p.row(*(p.cell(p.esc(cell), "mono" if i < 2 else "num") for i, cell in enumerate(words.pair_cells(pair))))
         for pair in pairs
     ]
     caption = "the strongest composition of each layer with each, above a random rotation’s; below the diagonal the "
     caption += "writer comes first, above it the pairs are impossible and show the null"
     return [
         p.section(
-            title(row, r),
-            p.esc(f"{kind_text(row, r)}. {shared_text(r, row.kind)}"),
+            words.title(row, r),
+            p.esc(f"{words.kind_text(row, r)}. {words.shared_text(r, row.kind)}"),
             _map(r.layers[row.kind], row.kind),
             p.esc(caption),
         ),

@@ -1,17 +1,7 @@
 """What heads do, as a page: for each behaviour a map of all heads and the first of them, then what ablation says."""
 
+from mainstem.report import heads_text as words
 from mainstem.report import page as p
-from mainstem.report.heads_text import (
-    MEANINGS,
-    TEXTS,
-    TITLES,
-    ablation_text,
-    in_context_text,
-    random_text,
-    rows,
-    sinks_text,
-    summary,
-)
 from mainstem.report.heatmap import heatmap
 from mainstem.report.text import count, plain, scientific, signed
 from mainstem.results.heads import BehaviourReading, HeadRow, HeadsReading
@@ -25,19 +15,19 @@ def heads_page(r: HeadsReading) -> str:
     body = [
         p.model_line("heads", r.model, r.provenance),
         "<h1>What each head looks at</h1>",
-        f"<p>{p.esc(random_text(r))}.</p>",
-        f"<p>{p.esc(sinks_text(r).capitalize())}.</p>",
+        f"<p>{p.esc(words.random_text(r))}.</p>",
+        f"<p>{p.esc(words.sinks_text(r).capitalize())}.</p>",
         _facts(r),
         *(_behaviour(r, name) for name in dict.fromkeys(one.name for one in r.behaviours)),
         _ablations(r),
-        p.section("In-context learning", p.esc(in_context_text(r))),
+        p.section("In-context learning", p.esc(words.in_context_text(r))),
         p.notices(r.warnings, r.notes),
     ]
     return p.page(f"Heads of {r.model['name']}", body, r.provenance, r.as_dict())
 
 
 def _facts(r: HeadsReading) -> str:
-    found = [(TITLES[one.name].lower(), one) for one in r.behaviours if one.data == "random"]
+    found = [(words.TITLES[one.name].lower(), one) for one in r.behaviours if one.data == "random"]
     entries = [("heads", p.esc(count(r.count)))]
     entries += [(name, p.esc(count(len(one.found())))) for name, one in found]
     return p.facts(entries)
@@ -48,11 +38,9 @@ def _behaviour(r: HeadsReading, name: str) -> str:
     sides = []
     for one in r.behaviours:
         if one.name == name:
-            sides.append(
-                f'<div><h3>on {p.esc(TEXTS[one.data])}</h3>{_map(one)}<p class="caption">{p.esc(summary(one))}</p>'
-                f"{_table(r, one)}</div>"
-            )
-    return p.section(TITLES[name], p.esc(MEANINGS[name]), f'<div class="sides maps">{"".join(sides)}</div>')
+            caption = f'<p class="caption">{p.esc(words.summary(one))}</p>'
+            sides.append(f"<div><h3>on {p.esc(words.TEXTS[one.data])}</h3>{_map(one)}{caption}{_table(r, one)}</div>")
+    return p.section(words.TITLES[name], p.esc(words.MEANINGS[name]), f'<div class="sides maps">{"".join(sides)}</div>')
 
 
 def _map(one: BehaviourReading) -> str:
@@ -73,7 +61,7 @@ def _map(one: BehaviourReading) -> str:
 
     names = [f"H{index}" for index in columns]
     least = plain(lowest) if lowest else "0"
-    label = f"{TITLES[one.name]} of each head on {TEXTS[one.data]}, layers by heads"
+    label = f"{words.TITLES[one.name]} of each head on {words.TEXTS[one.data]}, layers by heads"
     return heatmap([f"L{layer}" for layer in layers], names, values, 1.0, number, said, label, MAP_WIDTH, least)
 
 
@@ -87,7 +75,7 @@ def _table(r: HeadsReading, one: BehaviourReading) -> str:
     heads += [("sink", "num")] if sink else []
     heads += [("without", "num"), ("rank so", "num")] if seen else []
     heads += [("q", "num")]
-    return p.table(heads, [_row(row, control, sink, seen) for row in rows(r, one)])
+    return p.table(heads, [_row(row, control, sink, seen) for row in words.rows(r, one)])
 
 
 def _row(row: HeadRow, control: bool, sink: bool, seen: bool) -> str:
@@ -122,7 +110,7 @@ def _ablations(r: HeadsReading) -> str:
                 p.cell(p.esc(signed(row.repeated)), css),
                 p.cell(p.esc(signed(row.first)), "num"),
                 p.cell(p.esc(f"{signed(min(control))} … {signed(max(control))}"), "num"),
-                p.cell(p.esc(ablation_text(row)), "quiet"),
+                p.cell(p.esc(words.ablation_text(row)), "quiet"),
             )
         )
     caption = (

@@ -4,17 +4,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mainstem.report import heads_text as words
 from mainstem.report import terminal as t
-from mainstem.report.heads_text import (
-    MEANINGS,
-    ablation_text,
-    in_context_text,
-    random_text,
-    rows,
-    sinks_text,
-    summary,
-    title,
-)
 from mainstem.report.text import plain, plural, scientific, signed
 from mainstem.results.heads import BehaviourReading, HeadsReading
 
@@ -24,13 +15,18 @@ def print_heads(console: Console, reading: HeadsReading) -> None:
     r = reading
     console.print(*t.title_rows("heads", r.model, r.provenance), sep="\n")
     console.print(t.labelled("heads", Text(plural(r.count, "head"))))
-    console.print(t.labelled("tokens", Text(random_text(r))))
+    console.print(t.labelled("tokens", Text(words.random_text(r))))
     if r.text["windows"]:
         console.print(t.labelled("text", Text(f"{plural(r.text['windows'], 'window')} of {r.text['length']} tokens")))
-    console.print(t.labelled("learning", Text(f"in context: {in_context_text(r)}")))
-    console.print(t.labelled("sinks", Text(sinks_text(r))))
+    console.print(t.labelled("learning", Text(f"in context: {words.in_context_text(r)}")))
+    console.print(t.labelled("sinks", Text(words.sinks_text(r))))
     for one in r.behaviours:
-        console.print(t.heading(title(one), MEANINGS[one.name]), _heads(r, one), Text(summary(one), "quiet"), sep="\n")
+        console.print(
+            t.heading(words.title(one), words.MEANINGS[one.name]),
+            _heads(r, one),
+            Text(words.summary(one), "quiet"),
+            sep="\n",
+        )
     if r.ablations:
         caption = "by how many nats the loss of a token rises on the second copy of random tokens, and on the first"
         console.print(t.heading("Heads taken out", caption), _ablations(r), sep="\n")
@@ -53,7 +49,7 @@ def _heads(r: HeadsReading, one: BehaviourReading) -> Table:
     heads += [*(["without sink", "rank so"] if seen else []), "q"]
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows(r, one):
+    for row in words.rows(r, one):
         numbers = [plain(row.score), *([plain(row.control)] if control else []), plain(row.null)]
         numbers += [plain(row.sink)] if attends else []
         numbers += [plain(row.without_sink), str(row.rank_without_sink)] if seen else []
@@ -79,6 +75,6 @@ def _ablations(r: HeadsReading) -> Table:
             Text(signed(row.repeated), "for" if row.repeated > max(control) else ""),
             Text(signed(row.first)),
             Text(f"{signed(min(control))} … {signed(max(control))}"),
-            Text(ablation_text(row), "quiet"),
+            Text(words.ablation_text(row), "quiet"),
         )
     return table

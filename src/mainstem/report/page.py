@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from mainstem.report.text import SPACE, count, finite, gaps, plural, scientific, visible
-from mainstem.results.explanation import CheckSummary, Provenance
+from mainstem.results.reading import CheckSummary, Provenance
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

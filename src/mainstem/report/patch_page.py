@@ -1,18 +1,8 @@
 """A patching sweep as a page: both prompts, the heat map, the largest cells."""
 
 from mainstem.report import page as p
+from mainstem.report import patch_text as words
 from mainstem.report.heatmap import heatmap
-from mainstem.report.patch_text import (
-    cells_text,
-    column_text,
-    grid_text,
-    largest,
-    measured,
-    percent,
-    percent_exactly,
-    stability_text,
-    what_is_shown,
-)
 from mainstem.report.text import compact, count, shortened, visible, visible_or
 from mainstem.results.patch import CellRow, PatchReading
 
@@ -26,9 +16,9 @@ def patch_page(r: PatchReading) -> str:
         f"<h1>{TITLES[r.direction]}</h1>",
         *_prompts(r),
         _facts(r),
-        p.section("Heat map", p.esc(f"{what_is_shown(r)}; {grid_text(r)}"), _map(r)),
+        p.section("Heat map", p.esc(f"{words.what_is_shown(r)}; {words.grid_text(r)}"), _map(r)),
         p.section("Largest cells", "of either sign", _top(r)),
-        *(f'<p class="caption">{p.esc(line)}</p>' for line in (cells_text(r), stability_text(r)) if line),
+        *(f'<p class="caption">{p.esc(line)}</p>' for line in (words.cells_text(r), words.stability_text(r)) if line),
         p.notices(r.warnings, r.notes),
     ]
     title = f"Patching {r.grid}, “{shortened(visible_or(''.join(r.prompt['tokens'])), 60)}”, {r.model['name']}"
@@ -57,12 +47,20 @@ def _map(r: PatchReading) -> str:
     def title(i: int, j: int) -> str:
         ends = ""
         if r.low is not None and r.high is not None:
-            ends = f" [{percent_exactly(r.low[i][j])}, {percent_exactly(r.high[i][j])}]"
-        where = f"{r.rows[i]}, {column_text(r.columns[j])}"
-        return f"{where}: {percent_exactly(r.effects[i][j])} %{ends}; {r.metric} {compact(r.values[i][j])}"
+            ends = f" [{words.percent_exactly(r.low[i][j])}, {words.percent_exactly(r.high[i][j])}]"
+        where = f"{r.rows[i]}, {words.column_text(r.columns[j])}"
+        return f"{where}: {words.percent_exactly(r.effects[i][j])} %{ends}; {r.metric} {compact(r.values[i][j])}"
 
-    columns = [column_text(column) for column in r.columns]
-    return heatmap(r.rows, columns, r.effects, largest(r), percent, title, f"{what_is_shown(r)}; {measured(r)}")
+    columns = [words.column_text(column) for column in r.columns]
+    return heatmap(
+        r.rows,
+        columns,
+        r.effects,
+        words.largest(r),
+        words.percent,
+        title,
+        f"{words.what_is_shown(r)}; {words.measured(r)}",
+    )
 
 
 def _top(r: PatchReading) -> str:
@@ -75,8 +73,8 @@ def _row(cell: CellRow) -> str:
     css = "num pos" if cell.effect > 0 else "num neg"
     place, space, token = cell.column.partition(" ")
     column = f"{p.esc(place)} {p.token(token)}" if space and place.isdigit() else p.esc(visible(cell.column))
-    cells = [p.cell(p.esc(cell.row), "unit"), p.cell(column), p.cell(p.esc(percent_exactly(cell.effect)), css)]
+    cells = [p.cell(p.esc(cell.row), "unit"), p.cell(column), p.cell(p.esc(words.percent_exactly(cell.effect)), css)]
     cells.append(p.cell(p.esc(compact(cell.value)), "num"))
     if cell.low is not None:
-        cells.append(p.cell(p.esc(f"{percent_exactly(cell.low)} … {percent_exactly(cell.high)}"), "num"))
+        cells.append(p.cell(p.esc(f"{words.percent_exactly(cell.low)} … {words.percent_exactly(cell.high)}"), "num"))
     return p.row(*cells)

@@ -12,19 +12,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from mainstem.report import patch_text as words
 from mainstem.report import terminal as t
-from mainstem.report.patch_text import (
-    cells_text,
-    column_text,
-    grid_text,
-    largest,
-    measured,
-    percent,
-    percent_exactly,
-    short_column,
-    stability_text,
-    what_is_shown,
-)
 from mainstem.report.text import compact, plural, shortened, visible
 from mainstem.results.patch import PatchReading
 
@@ -40,12 +29,12 @@ def print_patch(console: Console, reading: PatchReading) -> None:
     r = reading
     console.print(*t.title_rows("patch", r.model, r.provenance), sep="\n")
     console.print(*_prompts(r), sep="\n")
-    console.print(t.labelled("metric", Text(f"{measured(r)}{_answers(r)}")))
-    console.print(t.labelled("grid", Text(f"{grid_text(r)}; {r.direction}")))
-    console.print(t.heading("Heat map", what_is_shown(r)), *_panels(r, console.width), _legend(r), sep="\n")
+    console.print(t.labelled("metric", Text(f"{words.measured(r)}{_answers(r)}")))
+    console.print(t.labelled("grid", Text(f"{words.grid_text(r)}; {r.direction}")))
+    console.print(t.heading("Heat map", words.what_is_shown(r)), *_panels(r, console.width), _legend(r), sep="\n")
     console.print(t.heading("Largest cells", "of either sign"), _top(r), sep="\n")
     console.print(Text())
-    for line in (cells_text(r), stability_text(r)):
+    for line in (words.cells_text(r), words.stability_text(r)):
         if line:
             console.print(Text(line, "quiet"))
     for part in t.notices(r.warnings, r.notes):
@@ -95,16 +84,16 @@ def _panels(r: PatchReading, width: int) -> list[RenderableType]:
 
 def _panel(r: PatchReading, shown: Sequence[int], columns: range, names: int) -> Text:
     """Some columns of the map; one line of text for each row, so that colours touch each other."""
-    full = largest(r)
+    full = words.largest(r)
     text = Text(no_wrap=True)
     text.append(" " * (names + 1))
     for column in columns:
-        text.append(shortened(short_column(r.columns[column]), CELL - 1).rjust(CELL - 1) + " ", "quiet")
+        text.append(shortened(words.short_column(r.columns[column]), CELL - 1).rjust(CELL - 1) + " ", "quiet")
     for i in shown:
         text.append(f"\n{r.rows[i].ljust(names)} ")
         for column in columns:
             effect = r.effects[i][column]
-            text.append(percent(effect)[:CELL].rjust(CELL - 1).ljust(CELL), _style(effect, full))
+            text.append(words.percent(effect)[:CELL].rjust(CELL - 1).ljust(CELL), _style(effect, full))
     return text
 
 
@@ -119,11 +108,11 @@ def _style(effect: float | None, full: float) -> Style | str:
 
 def _legend(r: PatchReading) -> Text:
     """The colours from the largest against to the largest for."""
-    full = largest(r)
+    full = words.largest(r)
     text = Text("\n")
     steps = [-full, -full / 2, 0.0, full / 2, full]
     for effect in steps:
-        text.append(percent(effect).replace("·", "0").center(CELL + 1), _style(effect, full))
+        text.append(words.percent(effect).replace("·", "0").center(CELL + 1), _style(effect, full))
     text.append("  % of the difference between the two runs; · is under 0.5", "quiet")
     return text
 
@@ -135,10 +124,10 @@ def _top(r: PatchReading) -> Table:
     for name in ("effect %", r.metric, *(("95 % interval",) if r.pairs > 1 else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for cell in r.top:
-        numbers = [percent_exactly(cell.effect), compact(cell.value)]
+        numbers = [words.percent_exactly(cell.effect), compact(cell.value)]
         if cell.low is not None:
-            numbers.append(f"{percent_exactly(cell.low)} … {percent_exactly(cell.high)}")
+            numbers.append(f"{words.percent_exactly(cell.low)} … {words.percent_exactly(cell.high)}")
         style = "for" if cell.effect > 0 else "against"
-        column = column_text(cell.column)
+        column = words.column_text(cell.column)
         table.add_row(Text(cell.row, "title"), Text(column), Text(numbers[0], style), *(Text(n) for n in numbers[1:]))
     return table

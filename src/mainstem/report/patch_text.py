@@ -2,7 +2,7 @@
 
 import math
 
-from mainstem.report.text import NOTHING, compact, count, plain, plural, scientific, visible
+from mainstem.report.text import NOTHING, compact, count, halves_text, plural, scientific, visible
 from mainstem.results.patch import PatchReading
 
 SMALLEST = 0.005
@@ -64,12 +64,7 @@ def cells_text(r: PatchReading) -> str:
 
 def stability_text(r: PatchReading) -> str:
     """How far another set of pairs would give the same map."""
-    if r.stability is None:
-        return ""
-    return (
-        f"halves of the pairs correlate with {plain(r.stability.half)} over cells, all with as many others with "
-        f"{plain(r.stability.whole)} (Spearman-Brown, {r.stability.splits} splits)"
-    )
+    return halves_text(r.stability, "pairs", "cells")
 
 
 def grid_text(r: PatchReading) -> str:

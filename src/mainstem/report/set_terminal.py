@@ -6,24 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mainstem.report import set_text as words
 from mainstem.report import terminal as t
-from mainstem.report.set_text import (
-    MOST_ROWS,
-    TITLES,
-    answers_text,
-    counted_text,
-    elsewhere_text,
-    interval_text,
-    listed_text,
-    mean_text,
-    options_text,
-    own_text,
-    quantities,
-    quantity_text,
-    sources_text,
-    stability_text,
-    verdicts_text,
-)
 from mainstem.report.text import shortened, visible, visible_or
 from mainstem.results.prompt_set import MeanRow, PromptSetReading
 
@@ -34,15 +18,15 @@ def print_prompt_set(console: Console, reading: PromptSetReading) -> None:
     """Prints what many prompts say together."""
     r = reading
     console.print(*t.title_rows(r.of, r.model, r.provenance), sep="\n")
-    console.print(t.labelled("prompts", Text(counted_text(r))))
-    console.print(t.labelled("options", Text(options_text(r))))
+    console.print(t.labelled("prompts", Text(words.counted_text(r))))
+    console.print(t.labelled("options", Text(words.options_text(r))))
     caption = "means over prompts, intervals of 95 % by the bootstrap"
-    console.print(t.heading(TITLES[r.of], caption), _means(r, r.rows), sep="\n")
-    for line in (elsewhere_text(r), stability_text(r)):
+    console.print(t.heading(words.TITLES[r.of], caption), _means(r, r.rows), sep="\n")
+    for line in (words.elsewhere_text(r), words.stability_text(r)):
         if line:
             console.print(Text(line, "quiet"))
     if r.outcomes:
-        console.print(t.heading("The answers", verdicts_text(r)), _means(r, r.outcomes), sep="\n")
+        console.print(t.heading("The answers", words.verdicts_text(r)), _means(r, r.outcomes), sep="\n")
     console.print(t.heading("Prompts", "the last tokens of each, its answers, its own numbers"), _prompts(r), sep="\n")
     for part in t.notices(r.warnings, r.notes):
         console.print(part)
@@ -50,22 +34,22 @@ def print_prompt_set(console: Console, reading: PromptSetReading) -> None:
 
 
 def _means(r: PromptSetReading, rows: Sequence[MeanRow]) -> Table:
-    shown = list(rows[:MOST_ROWS])
-    left_out = Text(f"the first {MOST_ROWS} of {len(rows)} rows") if len(rows) > MOST_ROWS else None
+    shown = list(rows[: words.MOST_ROWS])
+    left_out = Text(f"the first {words.MOST_ROWS} of {len(rows)} rows") if len(rows) > words.MOST_ROWS else None
     table, units = t.lined(left_out), any(row.listed is not None for row in shown)
     table.add_column("", overflow="fold")
-    for name in quantities(shown):
-        table.add_column(quantity_text(name), justify="right", overflow="fold")
+    for name in words.quantities(shown):
+        table.add_column(words.quantity_text(name), justify="right", overflow="fold")
         table.add_column("95 %", justify="right", no_wrap=True)
     for name in ("in the top", "sources") if units else ():
         table.add_column(name, justify="right", overflow="fold")
     for row in shown:
         cells = [Text(shortened(visible_or(row.name), 40), "title")]
-        for name in quantities(shown):
+        for name in words.quantities(shown):
             mean = row.means.get(name)
-            cells += [Text(mean_text(mean)), Text(interval_text(mean), "quiet")]
+            cells += [Text(words.mean_text(mean)), Text(words.interval_text(mean), "quiet")]
         if units:
-            cells += [Text(listed_text(row, r)), Text(sources_text(row), "quiet")]
+            cells += [Text(words.listed_text(row, r)), Text(words.sources_text(row), "quiet")]
         table.add_row(*cells)
     return table
 
@@ -81,7 +65,7 @@ def _prompts(r: PromptSetReading) -> Table:
         table.add_row(
             Text(visible_or(row.where), "quiet"),
             Text(tokens),
-            Text(answers_text(row), "token"),
-            Text(own_text(row), style),
+            Text(words.answers_text(row), "token"),
+            Text(words.own_text(row), style),
         )
     return table

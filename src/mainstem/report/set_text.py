@@ -1,6 +1,6 @@
 """A command on many prompts in words: what its tables for the terminal and its page both say."""
 
-from mainstem.report.text import NOTHING, compact, plain, plural, shortened, visible, visible_or
+from mainstem.report.text import NOTHING, compact, halves_text, plural, shortened, visible, visible_or
 from mainstem.results.prompt_set import Mean, MeanRow, PromptRow, PromptSetReading
 
 TITLES = {
@@ -72,12 +72,7 @@ def elsewhere_text(r: PromptSetReading) -> str:
 
 def stability_text(r: PromptSetReading) -> str:
     """How far other prompts would give the same picture."""
-    if r.stability is None:
-        return ""
-    return (
-        f"halves of the prompts correlate with {plain(r.stability.half)} over rows, all with as many others with "
-        f"{plain(r.stability.whole)} (Spearman-Brown, {plural(r.stability.splits, 'split')})"
-    )
+    return halves_text(r.stability, "prompts", "rows")
 
 
 def verdicts_text(r: PromptSetReading) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from mainstem.report.text import count, gaps, plural, scientific, shortened, visible, visible_or
-from mainstem.results.explanation import CheckSummary, Provenance
+from mainstem.results.reading import CheckSummary, Provenance
 
 THEME = Theme(
     {

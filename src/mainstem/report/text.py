@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from mainstem.results.patch import StabilityRow
+
 SPACE = "␣"
 NOTHING = "–"
 EMPTY = "\\empty"
@@ -140,6 +142,16 @@ def count(n: int) -> str:
 def plural(n: int, word: str) -> str:
     """1 unit, 12 units."""
     return f"{count(n)} {word}" if n == 1 else f"{count(n)} {word}s"
+
+
+def halves_text(stability: StabilityRow | None, of: str, over: str) -> str:
+    """How far others of what is averaged, such as `pairs`, would give the same numbers; nothing if it is not known."""
+    if stability is None:
+        return ""
+    return (
+        f"halves of the {of} correlate with {plain(stability.half)} over {over}, all with as many others with "
+        f"{plain(stability.whole)} (Spearman-Brown, {plural(stability.splits, 'split')})"
+    )
 
 
 def sizes(shape: Sequence[int]) -> str:

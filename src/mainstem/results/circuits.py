@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from mainstem.results.explanation import CheckSummary, Provenance
+from mainstem.results.reading import CheckSummary, TabularReading
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Copying:
 
 
 @dataclass(frozen=True)
-class CircuitReading:
+class CircuitReading(TabularReading):
     """The QK and OV circuits of one head in the vocabulary.
 
     Attributes:
@@ -131,9 +131,10 @@ class CircuitReading:
         notes: conventions and limits.
     """
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/circuits/1"
+    COMMAND: ClassVar = "circuits"
+    IN_CELLS: ClassVar = ("entries",)
+
     head: str
     offset: int
     embedding: str
@@ -145,14 +146,6 @@ class CircuitReading:
     asked: AskedRow | None
     factors: CheckSummary
     notes: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/circuits/1", "command": "circuits", **asdict(self)}
-
-    def about(self) -> dict[str, Any]:
-        """The document without what stands in the cells."""
-        return {name: value for name, value in self.as_dict().items() if name != "entries"}
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each listed entry."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from mainstem.results.explanation import CheckSummary, Provenance
+from mainstem.results.reading import CheckSummary, TabularReading
 
 if TYPE_CHECKING:
     from mainstem.analysis.composition import Compositions
@@ -86,7 +86,7 @@ class CompositionCertificate:
 
 
 @dataclass(frozen=True)
-class CompositionReading:
+class CompositionReading(TabularReading):
     """Who reads what whom wrote, from the weights.
 
     Attributes:
@@ -105,9 +105,10 @@ class CompositionReading:
         tables: by kind all pairs, and all without the shared directions; not in the document.
     """
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/composition/1"
+    COMMAND: ClassVar = "circuits"
+    IN_CELLS: ClassVar = ("pairs", "layers")
+
     offset: int
     of: str | None
     writers: str
@@ -126,11 +127,7 @@ class CompositionReading:
         """The document that `--format json` prints."""
         held = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tables"}
         plain = {name: _plain(value) for name, value in held.items()}
-        return {"schema": "mainstem/composition/1", "command": "circuits", **plain}
-
-    def about(self) -> dict[str, Any]:
-        """The document without what stands in the cells."""
-        return {name: value for name, value in self.as_dict().items() if name not in ("pairs", "layers")}
+        return {"schema": self.SCHEMA, "command": self.COMMAND, **plain}
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each pair whose writer and reader are in different layers, causal or not."""

@@ -4,10 +4,10 @@ The keys of `as_dict` are contracts (schemas `mainstem/anatomy/1` and `mainstem/
 renamed. Nothing here imports torch, so reports can be made, read and tested without a model.
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from mainstem.results.explanation import CheckSummary, Provenance
+from mainstem.results.reading import CheckSummary, Reading
 from mainstem.results.unit import UnitReading
 
 # --- anatomy ----------------------------------------------------------------------------------------------
@@ -187,12 +187,12 @@ class ShapeRow:
 
 
 @dataclass(frozen=True)
-class AnatomyDescription:
+class AnatomyDescription(Reading):
     """The structure of one model's stream; a size is None where there is no such thing, a list where layers differ."""
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/anatomy/1"
+    COMMAND: ClassVar = "anatomy"
+
     sizes: dict[str, Any]
     tied: bool
     causal: bool
@@ -207,10 +207,6 @@ class AnatomyDescription:
     prompt: dict[str, Any] | None = None
     shapes: list[ShapeRow] | None = None
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/anatomy/1", "command": "anatomy", **asdict(self)}
 
 
 # --- lens -------------------------------------------------------------------------------------------------
@@ -272,12 +268,12 @@ class LensCertificate:
 
 
 @dataclass(frozen=True)
-class LensReading:
+class LensReading(Reading):
     """The logit lens at one destination, after every addition to the stream."""
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/lens/1"
+    COMMAND: ClassVar = "lens"
+
     prompt: dict[str, Any]
     position: int
     norm: str
@@ -286,7 +282,3 @@ class LensReading:
     states: list[StateRow]
     notes: list[str] = field(default_factory=list)
     units: list[UnitReading] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/lens/1", "command": "lens", **asdict(self)}

@@ -3,25 +3,11 @@
 The keys of `as_dict` are a contract (schema `mainstem/explain/1`): keys may be added, never renamed.
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from mainstem.causal.outcomes import Verification
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where a result comes from."""
-
-    mainstem: str
-    torch: str
-    transformers: str
-    model: str
-    revision: str | None
-    dtype: str
-    device: str
-    seed: int
-    date: str
+from mainstem.results.reading import CheckSummary, Reading
 
 
 @dataclass(frozen=True)
@@ -37,17 +23,6 @@ class Token:
     probability: float | None
     log_probability: float | None
     rank: int | None
-
-
-@dataclass(frozen=True)
-class CheckSummary:
-    """`checked` things, the worst relative error, its tolerance, whether all hold and, if not, where not."""
-
-    checked: int
-    worst: float
-    tolerance: float
-    holds: bool
-    where: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,12 +150,12 @@ class QueryTotals:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Reading):
     """One prediction explained; `steps` are the tokens of a continuation, each as it is predicted."""
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/explain/1"
+    COMMAND: ClassVar = "explain"
+
     prompt: dict[str, Any]
     position: int
     target: Token
@@ -200,7 +175,3 @@ class Explanation:
     verification: Verification | None = None
     target_kind: str = "token"
     steps: list[Token] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/explain/1", "command": "explain", **asdict(self)}

@@ -4,10 +4,10 @@ The keys of `Compared.as_dict` are a contract (schema `mainstem/steer/1`): keys 
 here imports torch, so a result that was saved can be rendered without a model.
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from mainstem.results.explanation import Provenance
+from mainstem.results.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Likelihood:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Reading):
     """Side by side: what the model writes without the edits and with them.
 
     Attributes:
@@ -63,9 +63,9 @@ class Compared:
         notes: sentences that are no warnings.
     """
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/steer/1"
+    COMMAND: ClassVar = "steer"
+
     prompt: dict[str, Any]
     edits: list[str]
     count: int
@@ -75,7 +75,3 @@ class Compared:
     same: int
     continuations: list[Likelihood] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/steer/1", "command": "steer", **asdict(self)}

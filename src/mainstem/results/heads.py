@@ -5,9 +5,9 @@ torch, so a result that was saved can be rendered without a model.
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from mainstem.results.explanation import Provenance
+from mainstem.results.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class InContext:
 
 
 @dataclass(frozen=True)
-class HeadsReading:
+class HeadsReading(Reading):
     """What was found about the heads of a model.
 
     Attributes:
@@ -135,9 +135,9 @@ class HeadsReading:
         ablations: heads taken out; empty if it was not asked for.
     """
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/heads/1"
+    COMMAND: ClassVar = "heads"
+
     tokens: dict[str, Any]
     text: dict[str, Any]
     count: int
@@ -148,10 +148,6 @@ class HeadsReading:
     in_context: InContext | None
     ablations: list[AblationRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/heads/1", "command": "heads", **asdict(self)}
 
     def cells(self) -> list[dict[str, Any]]:
         """Every head's score for every behaviour as a row of a table."""

@@ -4,13 +4,10 @@ The keys of `as_dict` are a contract (schema `mainstem/patch/1`): keys may be ad
 torch, so a result that was saved can be rendered without a model.
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from mainstem.results.explanation import Provenance
-
-CELLS = ("values", "effects", "low", "high")
-"""What stands in the cells."""
+from mainstem.results.reading import TabularReading
 
 Table = list[list[float | None]]
 """A number for each row and column; None where there is no such unit."""
@@ -38,7 +35,7 @@ class StabilityRow:
 
 
 @dataclass(frozen=True)
-class PatchReading:
+class PatchReading(TabularReading):
     """What a patching sweep found.
 
     An effect is how far a cell moves the run that it patches towards the other run, in units of the metric's difference
@@ -62,9 +59,10 @@ class PatchReading:
         checked, error: how many were computed again by a full forward, and the largest difference of a logit.
     """
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/patch/1"
+    COMMAND: ClassVar = "patch"
+    IN_CELLS: ClassVar = ("values", "effects", "low", "high")
+
     pairs: int
     prompt: dict[str, Any]
     corrupted: dict[str, Any]
@@ -90,14 +88,6 @@ class PatchReading:
     checked: int
     error: float
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/patch/1", "command": "patch", **asdict(self)}
-
-    def about(self) -> dict[str, Any]:
-        """The document without what stands in the cells."""
-        return {name: value for name, value in self.as_dict().items() if name not in CELLS}
 
     def cells(self) -> list[dict[str, Any]]:
         """Every cell as a row of a table: names, the metric, the effect and its interval."""

@@ -7,8 +7,8 @@ The keys of `PromptSetReading.as_dict` are a contract (schemas `mainstem/explain
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mainstem.results.explanation import Provenance
 from mainstem.results.patch import StabilityRow
+from mainstem.results.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PromptRow:
 
 
 @dataclass(frozen=True)
-class PromptSetReading:
+class PromptSetReading(Reading):
     """The same command on many prompts, and what they say together.
 
     Attributes:
@@ -69,9 +69,6 @@ class PromptSetReading:
         notes: sentences that are no warnings.
     """
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
     of: str
     options: dict[str, Any]
     prompts: list[PromptRow]

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from mainstem.results.explanation import Provenance
+from mainstem.results.reading import TabularReading
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class SubspaceReading:
+class SubspaceReading(TabularReading):
     """One answer of `mainstem subspace`.
 
     Attributes:
@@ -41,12 +41,11 @@ class SubspaceReading:
         maps: further figures.
     """
 
+    IN_CELLS: ClassVar = ("rows",)
+
     subject: str
     title: str
     verdict: str
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
     facts: dict[str, Any]
     rows: list[dict[str, Any]]
     caption: str
@@ -70,10 +69,6 @@ class SubspaceReading:
             "maps": [asdict(one) for one in self.maps],
             "notes": self.notes,
         }
-
-    def about(self) -> dict[str, Any]:
-        """The document without what stands in the cells."""
-        return {name: value for name, value in self.as_dict().items() if name != "rows"}
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """The rows of a Parquet file."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from mainstem.results.explanation import CheckSummary, Provenance
+from mainstem.results.reading import CheckSummary, TabularReading
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TrigramHeadRow:
 
 
 @dataclass(frozen=True)
-class TrigramReading:
+class TrigramReading(TabularReading):
     """Which heads make `[source] ... [destination] -> [out]`.
 
     Attributes:
@@ -47,9 +47,10 @@ class TrigramReading:
         notes: conventions, limits, and heads that could not be had.
     """
 
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
+    SCHEMA: ClassVar = "mainstem/trigram/1"
+    COMMAND: ClassVar = "circuits"
+    IN_CELLS: ClassVar = ("heads",)
+
     source: str
     destination: str
     out: str
@@ -61,14 +62,6 @@ class TrigramReading:
     top: int
     factors: CheckSummary
     notes: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/trigram/1", "command": "circuits", **asdict(self)}
-
-    def about(self) -> dict[str, Any]:
-        """The document without what stands in the cells."""
-        return {name: value for name, value in self.as_dict().items() if name != "heads"}
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each head."""

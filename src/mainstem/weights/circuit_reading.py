@@ -28,7 +28,7 @@ from mainstem.results.circuits import (
     TableSummary,
     TrigramRow,
 )
-from mainstem.results.explanation import CheckSummary
+from mainstem.results.reading import CheckSummary
 from mainstem.targets import parse_token
 from mainstem.units import Unit
 from mainstem.whole_numbers import whole_number

@@ -34,7 +34,7 @@ from mainstem.results.composition import (
     PairRow,
     Shared,
 )
-from mainstem.results.explanation import CheckSummary
+from mainstem.results.reading import CheckSummary
 from mainstem.units import Unit
 from mainstem.weights.composition_factors import Gathered
 from mainstem.whole_numbers import whole_number

@@ -9,7 +9,7 @@ from mainstem.analysis import warnings as warn
 from mainstem.analysis.false_discovery import RATE, q_values
 from mainstem.analysis.trigram_heads import ROLES, HeadTrigrams, head_trigrams, trigram_tokens
 from mainstem.errors import UsageError
-from mainstem.results.explanation import CheckSummary
+from mainstem.results.reading import CheckSummary
 from mainstem.results.trigram import TrigramHeadRow, TrigramReading
 from mainstem.targets import parse_token
 from mainstem.units import Unit
