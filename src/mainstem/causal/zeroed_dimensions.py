@@ -11,7 +11,7 @@ or any, of which as much is subtracted, token by token, as the norm of what the 
 Cost: a run of the model for each text and each variant; changes are made by taps, and the model is left as it was.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,13 +19,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.causal.changes import Change, New, Pass, change_taps, copied_by_token, set_to
+from mainstem.causal.changes import Change, New, Pass, change_taps, set_to
 from mainstem.causal.evaluation import Run
+from mainstem.causal.stream_points import StreamPoint
+from mainstem.causal.stream_statistics import PointMoments
 from mainstem.errors import LevelRefusedError
-from mainstem.model.anatomy import Anatomy, Read
-from mainstem.model.hooks import Site, Tap, tapped
+from mainstem.model.anatomy import Anatomy
+from mainstem.model.hooks import Site, tapped
 from mainstem.model.outputs import logits_of
-from mainstem.run.windows import Windows
+from mainstem.units import Unit
 
 Where = Literal["attention", "everywhere"]
 """At the inputs of attention's query, key and value matrices, or of every matrix that reads the stream."""
@@ -34,16 +36,16 @@ ATTENTION = frozenset({"query", "key", "value"})
 NEAREST = 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ReadInput:
     """One value that matrices read: the stream after a norm.
 
     Attributes:
-        unit: whose matrices; "unembed" for those that make the logits.
-        sites: where each of them receives it.
+        point: where it is seen; "unembed.input" is what the matrix that makes the logits reads.
+        sites: where each of its matrices receives it.
     """
 
-    unit: str
+    point: StreamPoint
     sites: tuple[Site, ...]
 
 
@@ -56,107 +58,23 @@ def read_inputs(anatomy: Anatomy, where: Where) -> list[ReadInput]:
         LevelRefusedError: if there is nothing of the kind.
     """
     width = anatomy.sizes.d_model
-    grouped: dict[tuple[str, int], list[Read]] = {}
+    grouped: dict[tuple[Unit, int], list[Site]] = {}
     for read in anatomy.reads:
         wanted = where == "everywhere" or not ATTENTION.isdisjoint(read.roles)
         if wanted and read.weight.shape[1] == width:
-            grouped.setdefault((str(read.unit), read.node), []).append(read)
-    found = [ReadInput(unit, _sites(reads)) for (unit, _), reads in grouped.items()]
+            grouped.setdefault((read.unit, read.node), []).append(read.input_site)
+    found = [_input(f"{unit}.input", unit.layer, sites) for (unit, _), sites in grouped.items()]
     if not found:
         what = "attention reads the stream" if where == "attention" else "a matrix reads the stream"
         raise LevelRefusedError("No dimension can be taken out", where, f"it is not seen where {what}")
     readout = anatomy.readout
     if where == "everywhere" and readout.opaque is None and readout.unembedding.shape[1] == width:
-        found.append(ReadInput("unembed", (readout.input_site,)))
+        found.append(_input("unembed.input", None, [readout.input_site]))
     return found
 
 
-def _sites(reads: Iterable[Read]) -> tuple[Site, ...]:
-    return tuple(dict.fromkeys(read.input_site for read in reads))
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """One read input over the tokens of a text.
-
-    Attributes:
-        first: [d_model] the mean over first positions of windows.
-        rest: the mean over all other tokens.
-        mean: the mean over all tokens.
-        mean_square: over all tokens.
-    """
-
-    first: Float[Tensor, " d_model"]
-    rest: Float[Tensor, " d_model"]
-    mean: Float[Tensor, " d_model"]
-    mean_square: Float[Tensor, " d_model"]
-
-    @property
-    def variance(self) -> Float[Tensor, " d_model"]:
-        """Over all tokens."""
-        return (self.mean_square - self.mean.square()).clamp_min(0)
-
-
-@torch.no_grad()
-def read_moments(
-    model: torch.nn.Module, inputs: Sequence[ReadInput], windows: Windows, batch: int = 1, **forward: Any
-) -> list[Moments]:
-    """Means and mean squares of each read input, in float64, in one run over the text.
-
-    Args:
-        model: the module; it is left as it was.
-        inputs: what to look at.
-        windows: the text; tokens that an earlier window had are not counted again.
-        batch: windows that run together.
-        forward: further arguments of the forward call.
-    """
-    sums = [_Sums() for _ in inputs]
-    device = next(model.parameters()).device
-    for rows in windows.batches(batch):
-        ids, fresh = windows.ids[rows].to(device), windows.fresh(rows)
-        now = Pass(*ids.shape)
-        taps = [(each.sites[0], own.tap(each.sites[0], now, fresh)) for each, own in zip(inputs, sums, strict=True)]
-        with tapped(model, taps):
-            model(input_ids=ids, **forward)
-    return [own.moments() for own in sums]
-
-
-class _Sums:
-    """Sums of one read input: of first positions, of others, of squares."""
-
-    def __init__(self) -> None:
-        self.counts = [0, 0]
-        self.sums: list[Tensor | float] = [0.0, 0.0]
-        self.squares: Tensor | float = 0.0
-
-    def tap(self, site: Site, now: Pass, fresh: Tensor) -> Tap:
-        def tap(leaves) -> None:
-            tokens = copied_by_token(leaves[site.slot], site, now)[1]
-            for row, new in zip(tokens, fresh.to(tokens.device), strict=True):
-                for kind, values in enumerate((row[:1][new[:1]], row[1:][new[1:]])):
-                    self.counts[kind] += len(values)
-                    self.sums[kind] = self.sums[kind] + values.double().sum(0)
-                    self.squares = self.squares + values.double().square().sum(0)
-
-        return tap
-
-    def moments(self) -> Moments:
-        first, rest = (
-            torch.as_tensor(made) / max(count, 1) for made, count in zip(self.sums, self.counts, strict=True)
-        )
-        total = sum(self.counts)
-        mean = (first * self.counts[0] + rest * self.counts[1]) / total
-        return Moments(first, rest, mean, torch.as_tensor(self.squares) / total)
-
-
-def sizes_of(moments: Sequence[Moments]) -> Float[Tensor, " d_model"]:
-    """The share of each dimension in the mean square of a read input, a mean over inputs."""
-    return torch.stack([each.mean_square / each.mean_square.sum() for each in moments]).mean(0)
-
-
-def variances_of(moments: Sequence[Moments]) -> Float[Tensor, " d_model"]:
-    """The variance of each dimension in units of its input's mean square, a mean over inputs."""
-    return torch.stack([each.variance / each.mean_square.sum() for each in moments]).mean(0)
+def _input(name: str, layer: int | None, sites: Sequence[Site]) -> ReadInput:
+    return ReadInput(StreamPoint(name, "input", layer, sites[0]), tuple(dict.fromkeys(sites)))
 
 
 # --- what stands in their place ---------------------------------------------------------------------------
@@ -168,11 +86,23 @@ def zeroed(inputs: Sequence[ReadInput], dimensions: Int[Tensor, " dimension"]) -
 
 
 def at_mean(
-    inputs: Sequence[ReadInput], dimensions: Int[Tensor, " dimension"], moments: Sequence[Moments], by_place: bool
+    inputs: Sequence[ReadInput], dimensions: Int[Tensor, " dimension"], moments: PointMoments, by_place: bool
 ) -> list[Change]:
-    """Their means in place of the dimensions: one for all tokens, or (`by_place`) first positions apart."""
-    means = [(each.first, each.rest) if by_place else (each.mean, each.mean) for each in moments]
-    return _changes(inputs, dimensions, [_mean(first[dimensions], rest[dimensions]) for first, rest in means])
+    """Their means in place of the dimensions: one for all tokens, or (`by_place`) first positions apart.
+
+    Args:
+        inputs: where.
+        dimensions: which.
+        moments: of these inputs, in their order.
+        by_place: whether a first position gets the mean of first positions, and others the mean of the others.
+    """
+    new = []
+    for number in range(len(inputs)):
+        first, rest = moments.first[number], moments.without_first(number)
+        mean = moments.whole(number).mean
+        means = (mean if first is None else first.mean, rest.mean) if by_place else (mean, mean)
+        new.append(_mean(*(each[dimensions] for each in means)))
+    return _changes(inputs, dimensions, new)
 
 
 def _mean(first: Float[Tensor, " dimension"], rest: Float[Tensor, " dimension"]) -> New:
@@ -231,7 +161,7 @@ def nearest_dimensions(
 ) -> Int[Tensor, " dimension"]:
     """For each dimension another one, drawn from the 20 that are nearest to it in size (as a ratio)."""
     taken, drawn = set(dimensions), []
-    logs = sizes.clamp_min(1e-300).log()
+    logs = sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log()
     for dimension in dimensions:
         order = (logs - logs[dimension]).abs().argsort().tolist()
         free = [i for i in order if i not in taken][:NEAREST]
