@@ -57,6 +57,8 @@ AXES: Mapping[str, str] = MappingProxyType(
         "point": "points of a quadrature",
         "base": "distinct streams that units are added to",
         "step": "tokens of a continuation",
+        "dimension": "some dimensions of the stream, in a given order",
+        "other": "dimensions that others are compared with",
         "direction": "directions of the stream that are read together",
         "query": "earlier units that activate one",
         "sender": "units whose writes are followed along paths",

@@ -1,8 +1,11 @@
 """What `Model.basis` is: questions about the basis of the stream, each answered by a module of this package."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mainstem.basis.ablating import ablate_dimensions
 from mainstem.basis.reporting import report_basis
+from mainstem.basis.rounding_reading import read_rounding
 from mainstem.results.basis_report import BasisReport
 
 if TYPE_CHECKING:
@@ -18,3 +21,11 @@ class Basis:
     def report(self, **options: Any) -> BasisReport:
         """The whole report; see `mainstem.basis.reporting.report_basis` for the options."""
         return report_basis(self.model, **options)
+
+    def ablations(self, dimensions: Sequence[int] | None = None, **options: Any) -> BasisReport:
+        """What dimensions do; see `mainstem.basis.ablating.ablate_dimensions` for the options."""
+        return ablate_dimensions(self.model, dimensions, **options)
+
+    def rounding(self, **options: Any) -> BasisReport:
+        """How much of each write rounding takes; see `mainstem.basis.rounding_reading.read_rounding`."""
+        return read_rounding(self.model, **options)

@@ -32,11 +32,13 @@ class Evaluation:
         nats: [token] the negative log-probability of the token.
         kl: [token] KL(first run || this run) of the predictions; zero for the first run itself.
         flips: [token] whether the likeliest token is another one than in the first run.
+        top: [token] the probability of the likeliest token: the top-1 mass of the output softmax.
     """
 
     nats: Float[Tensor, " token"]
     kl: Float[Tensor, " token"]
     flips: Bool[Tensor, " token"]
+    top: Float[Tensor, " token"]
 
     @property
     def loss(self) -> float:
@@ -94,18 +96,19 @@ def evaluate(
     }
 
 
-_Rows = tuple[Float[Tensor, " token"], Float[Tensor, " token"], Bool[Tensor, " token"]]
+_Rows = tuple[Float[Tensor, " token"], Float[Tensor, " token"], Bool[Tensor, " token"], Float[Tensor, " token"]]
 
 
 def _compared(
     logits: Float[Tensor, "token d_vocab"], first: Float[Tensor, "token d_vocab"], tokens: Int[Tensor, " token"]
 ) -> _Rows:
-    """Loss, divergence and flips of some tokens; a few at a time, in float64."""
-    nats, kl = [], []
+    """Loss, divergence, flips and top-1 mass of some tokens; a few at a time, in float64."""
+    nats, kl, top = [], [], []
     for rows in torch.arange(len(tokens)).split(CHUNK):
         mine = logits[rows].double().log_softmax(-1)
         nats.append(-mine.gather(-1, tokens[rows, None])[:, 0])
+        top.append(mine.amax(-1).exp())
         other = mine if first is logits else first[rows].to(mine.device).double().log_softmax(-1)
         kl.append((other.exp() * (other - mine)).sum(-1))
     flips = logits.argmax(-1) != first.to(logits.device).argmax(-1)
-    return torch.cat(nats).cpu(), torch.cat(kl).cpu(), flips.cpu()
+    return torch.cat(nats).cpu(), torch.cat(kl).cpu(), flips.cpu(), torch.cat(top).cpu()

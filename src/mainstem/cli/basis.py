@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from mainstem.cli.command import group
+from mainstem.cli import options as o
+from mainstem.cli.command import Top, group
 from mainstem.cli.running import Run
 
 command = group("basis", "Measure the basis of the stream: outliers, quantisers, rotations.")
@@ -36,3 +37,58 @@ def report(
     model = run.open()
     with run.step("Measuring ..."):
         return model.basis.report(text=opened, tokens=tokens, eval_tokens=eval_tokens, window=window, say=run.say)
+
+
+@command
+def ablate(
+    run: Run,
+    dimensions: Annotated[
+        list[int] | None, typer.Option("--dimension", "-d", metavar="N", help="Which; may be repeated.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option(metavar="|".join(o.CHOICES), help="How they are chosen where none is given.")
+    ] = o.CHOICES[0],
+    count: Annotated[int, typer.Option(metavar="N", min=1, help="How many, where variance chooses.")] = 6,
+    text: TextSource = "drama",
+    eval_tokens: EvalTokens = 3_072,
+    control_tokens: Annotated[
+        int, typer.Option(metavar="N", min=2, help="How many of them controls and patterns are made on.")
+    ] = 256,
+    window: Window = None,
+    draws: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of each control.")] = 10,
+    top: Top = 10,
+):
+    """Take dimensions out where matrices read the stream, beside controls: attention patterns and perplexity."""
+    from mainstem.lab.texts import open_text
+
+    o.choice("way to choose dimensions", by, o.CHOICES)
+    opened = open_text(text)
+    model = run.open()
+    with run.step("Taking dimensions out ..."):
+        return model.basis.ablations(
+            dimensions or None,
+            by=by,
+            count=count,
+            text=opened,
+            tokens=eval_tokens,
+            control_tokens=control_tokens,
+            window=window,
+            draws=draws,
+            top=top,
+            say=run.say,
+        )
+
+
+@command
+def rounding(
+    run: Run,
+    text: TextSource = "drama",
+    tokens: Annotated[int, typer.Option(metavar="N", min=2, help="How many tokens of the text are the prompt.")] = 256,
+):
+    """Add a run's writes up again in float32, bfloat16 and float16, and say what rounding takes of each."""
+    from mainstem.lab.texts import open_text
+
+    opened = open_text(text)
+    model = run.open()
+    with run.step("Adding up ..."):
+        return model.basis.rounding(text=opened, tokens=tokens)

@@ -31,9 +31,10 @@ TASKS = ("indirect-object", "greater-than", "induction", "capitals")
 COMPOSITIONS = ("q", "k", "v", "mlp", "neuron")
 WRITERS = ("heads", "mlps", "neurons")
 EMBEDDINGS = ("plain", "normed")
+CHOICES = ("outliers", "variance")
 ABLATED = {"ffn": 25, "attention": 75}
 
-TABULAR = ("basis report", "circuits", "heads", "patch", "subspace")
+TABULAR = ("basis ablate", "basis report", "basis rounding", "circuits", "heads", "patch", "subspace")
 """The commands whose results are rows that Parquet can hold."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}

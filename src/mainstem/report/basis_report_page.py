@@ -3,17 +3,23 @@
 from collections.abc import Callable
 
 from mainstem.report import page as p
+from mainstem.report.basis_ablations_page import ablations_section
 from mainstem.report.basis_kurtosis_page import kurtosis_section
 from mainstem.report.basis_report_text import text_line
+from mainstem.report.basis_rounding_page import rounding_section
 from mainstem.results.basis_report import BasisReport
 
-_SECTIONS: dict[str, Callable] = {"kurtosis": kurtosis_section}
+_SECTIONS: dict[str, Callable] = {
+    "kurtosis": kurtosis_section,
+    "ablations": ablations_section,
+    "rounding": rounding_section,
+}
 
 
 def basis_report_page(report: BasisReport) -> str:
     """The page of a basis report."""
     body = [
-        p.model_line("basis report", report.model, report.provenance),
+        p.model_line(report.command, report.model, report.provenance),
         "<h1>The basis of the stream</h1>",
         f"<p>Measured on {p.esc(text_line(report.text))}.</p>",
         *(_SECTIONS[name](section) for name, section in report.sections().items()),

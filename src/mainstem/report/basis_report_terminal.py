@@ -6,16 +6,22 @@ from rich.console import Console
 from rich.text import Text
 
 from mainstem.report import terminal as t
+from mainstem.report.basis_ablations_terminal import print_ablations
 from mainstem.report.basis_kurtosis_terminal import print_kurtosis
 from mainstem.report.basis_report_text import text_line
+from mainstem.report.basis_rounding_terminal import print_rounding
 from mainstem.results.basis_report import BasisReport
 
-_PRINTERS: dict[str, Callable] = {"kurtosis": print_kurtosis}
+_PRINTERS: dict[str, Callable] = {
+    "kurtosis": print_kurtosis,
+    "ablations": print_ablations,
+    "rounding": print_rounding,
+}
 
 
 def print_basis_report(console: Console, report: BasisReport) -> None:
     """Prints the sections that were made, as wide as the console is."""
-    console.print(*t.title_rows("basis report", report.model, report.provenance), sep="\n")
+    console.print(*t.title_rows(report.command, report.model, report.provenance), sep="\n")
     console.print(t.labelled("text", Text(text_line(report.text))))
     for name, section in report.sections().items():
         _PRINTERS[name](console, section)

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_kurtosis import KurtosisSection
+from mainstem.results.basis_rounding import RoundingSection
 from mainstem.results.explanation import Provenance
 
-SECTIONS = ("kurtosis",)
+SECTIONS = ("kurtosis", "ablations", "rounding")
 """The sections, in the order in which they are shown; each is a field of `BasisReport`."""
 
 
@@ -35,6 +37,7 @@ class BasisReport:
     Attributes:
         text: what it was measured on: `name`, `source`, `tokens`, `window`, `stride`, `windows`.
         kurtosis: the section of this name, and so on.
+        command: the command that asked.
     """
 
     provenance: Provenance
@@ -42,7 +45,10 @@ class BasisReport:
     model: dict[str, Any]
     text: dict[str, Any]
     kurtosis: KurtosisSection | None = None
+    ablations: AblationSection | None = None
+    rounding: RoundingSection | None = None
     notes: list[str] = field(default_factory=list)
+    command: str = "basis report"
 
     def sections(self) -> dict[str, Section]:
         """The sections that were made, by name."""
@@ -53,7 +59,7 @@ class BasisReport:
         """The document without its sections."""
         return {
             "schema": "mainstem/basis-report/1",
-            "command": "basis report",
+            "command": self.command,
             "provenance": asdict(self.provenance),
             "warnings": self.warnings,
             "model": self.model,
