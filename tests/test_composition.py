@@ -202,6 +202,27 @@ def test_a_head_with_anothers_keys_and_a_forgotten_gain_fail(monkeypatch):
         assert found.where == f"{unit} {'write' if name == 'outputs' else name}"
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3"])  # of the last, heads share a part of their keys
+def test_the_maps_of_all_heads_together_are_those_of_each(family):
+    model = opened(family)
+    unit = next(unit for unit in model.anatomy.sublayers() if unit.place == "attn")
+    index = next(i for i in model.anatomy.writes_of(unit) if model.anatomy.writes[i].attention is not None)
+    operands = model.trace(zoo.prompt(5)[0].tolist()).run.operands(index)
+    for role in ("query", "key"):
+        made = operands.maps[role]
+        if isinstance(made, LevelRefusedError):
+            continue
+        heads = list(range(made.received.shape[0]))
+        rows = torch.zeros(made.shape, dtype=torch.float64).reshape(made.positions, -1)
+        whole = torch.autograd.functional.jacobian(lambda x, made=made: made.linear(x)[:, 3], rows)
+        for head, (used, matrix) in enumerate(made.matrices(heads, 3)):
+            expected = torch.zeros_like(whole[head, :, 3])
+            expected[:, used] = matrix
+            assert torch.equal(expected, whole[head, :, 3])
+            assert torch.equal(made.matrices([head], 3)[0][1], matrix)
+    assert any(not isinstance(made, LevelRefusedError) for made in operands.maps.values())
+
+
 def test_rotary_weights_depend_on_the_offset_alone():
     weights = opened("llama").weights
     head = weights.heads[5]
