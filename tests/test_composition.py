@@ -1,5 +1,9 @@
 """Laws of factored weights and of composition: norms, spectra, both nulls, the erratum, refusals."""
 
+import gc
+import weakref
+from dataclasses import asdict
+
 import pytest
 import torch
 import zoo
@@ -19,6 +23,7 @@ from mainstem.analysis.weights_certificate import check_weights
 from mainstem.errors import ChoiceError, LevelRefusedError, PositionError, UnitError, UsageError
 from mainstem.session import open as open_model
 from mainstem.units import Unit
+from mainstem.weights import composition_factors
 
 FAMILIES = ("llama", "gpt_bigcode", "gpt2", "gemma2", "qwen3", "olmo2", "gpt_neox", "falcon", "granite", "gpt_oss")
 """Grouped and multi-query attention, fused projections, LayerNorm, norms after sublayers and of queries and keys,
@@ -202,6 +207,27 @@ def test_a_head_with_anothers_keys_and_a_forgotten_gain_fail(monkeypatch):
         assert found.where == f"{unit} {'write' if name == 'outputs' else name}"
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3"])  # of the last, heads share a part of their keys
+def test_the_maps_of_all_heads_together_are_those_of_each(family):
+    model = opened(family)
+    unit = next(unit for unit in model.anatomy.sublayers() if unit.place == "attn")
+    index = next(i for i in model.anatomy.writes_of(unit) if model.anatomy.writes[i].attention is not None)
+    operands = model.trace(zoo.prompt(5)[0].tolist()).run.operands(index)
+    for role in ("query", "key"):
+        made = operands.maps[role]
+        if isinstance(made, LevelRefusedError):
+            continue
+        heads = list(range(made.received.shape[0]))
+        rows = torch.zeros(made.shape, dtype=torch.float64).reshape(made.positions, -1)
+        whole = torch.autograd.functional.jacobian(lambda x, made=made: made.linear(x)[:, 3], rows)
+        for head, (used, matrix) in enumerate(made.matrices(heads, 3)):
+            expected = torch.zeros_like(whole[head, :, 3])
+            expected[:, used] = matrix
+            assert torch.equal(expected, whole[head, :, 3])
+            assert torch.equal(made.matrices([head], 3)[0][1], matrix)
+    assert any(not isinstance(made, LevelRefusedError) for made in operands.maps.values())
+
+
 def test_rotary_weights_depend_on_the_offset_alone():
     weights = opened("llama").weights
     head = weights.heads[5]
@@ -269,6 +295,60 @@ def test_a_models_compositions():
         model.composition(("x",))
     with pytest.raises(ChoiceError):
         model.composition(writers="people")
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds", "options"),
+    [
+        ("llama", ("q", "k", "v", "mlp"), {"offset": 1}),
+        ("llama", ("mlp",), {"writers": "mlps"}),
+        ("gpt2", ("neuron",), {"of": "L0H1"}),
+        ("llama", ("v", "k"), {"of": "L2H1", "writers": "neurons"}),
+    ],
+)
+def test_tiles_give_the_same_and_bound_what_is_held(family, kinds, options, monkeypatch):
+    """Counted at every stack that is made: it, what it is scaled from, and all that are held beside it."""
+    model = opened(family)
+    whole = model.composition(kinds, top=4, **options)
+    largest = 0
+    alive = weakref.WeakSet()
+
+    def counted(units, rows):
+        nonlocal largest
+        made = stack(units, rows)
+        held = sum(other.rows.nbytes for other in alive)
+        largest = max(largest, held + rows.nbytes + made.rows.nbytes)
+        alive.add(made)
+        return made
+
+    monkeypatch.setattr(composition_factors, "stack", counted)
+    names = [*kinds, options.get("writers", "heads")]
+    gathered = composition_factors.Gathered(model, names, 0, Unit.parse(options["of"]) if "of" in options else None)
+    sizes = {name: [gathered._bytes(name, unit) for unit in units] for name, units in gathered.sublayers.items()}
+    layer = max(size for many in sizes.values() for size in many)
+    everything, limit = sum(map(sum, sizes.values())), 3 * layer
+    del gathered
+    gc.collect()
+    largest = 0
+    monkeypatch.setattr(composition_factors, "TOGETHER", limit)
+    tiled = model.composition(kinds, top=4, **options)
+    assert 0 < largest <= limit < everything
+    assert [(row.kind, row.reader, row.writer) for row in tiled.pairs] == [
+        (row.kind, row.reader, row.writer) for row in whole.pairs
+    ]
+    assert tiled.notes == whole.notes
+    for one, other in zip(whole.kinds, tiled.kinds, strict=True):
+        for name, value in asdict(one).items():
+            assert getattr(other, name) == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+    for kind, tables in whole.tables.items():
+        for one, other in zip(tables, tiled.tables[kind], strict=True):
+            assert (one.readers, one.writers) == (other.readers, other.writers)
+            assert torch.equal(one.order, other.order) and torch.equal(one.defined, other.defined)
+            torch.testing.assert_close(one.strength, other.strength, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(one.q, other.q)
+    for kind, one in whole.shared.items():
+        assert one.directions == tiled.shared[kind].directions
+        assert one.weights == pytest.approx(tiled.shared[kind].weights, rel=1e-4)
 
 
 # --- neurons ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ no draws of independent pairs; p cannot be less than one over their number; each
 that share keys or values make pairs that stand or fall together (20 of 194,560 pairs of a random model passed at 0.05).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -149,17 +149,21 @@ def rotation_deviation(readers: Spectra, writers: Spectra) -> Float[Tensor, "rea
     return (2 * r[:, None] * w[None] / ((d - 1) * (d + 2))).sqrt()
 
 
-def shared_directions(sides: Sequence[Stack]) -> Float[Tensor, "d_model direction"]:
+def shared_directions(stacks: Iterable[Stack]) -> Float[Tensor, "d_model direction"]:
     """Directions that many units read or write alike: outliers among the eigenvectors of the mean Gram matrix.
 
     An eigenvalue counts as an outlier above `EDGE` times (1 + sqrt(d_model / sum of ranks))^2 / d_model, the largest
     that as many independent random subspaces give (Marchenko and Pastur 1967). Orthonormal columns, strongest first.
+    The stacks are asked for one after the other.
     """
-    flat = [side.rows.flatten(0, 1) for side in sides]
-    d_model, ranks = flat[0].shape[-1], sum(int(rows.ne(0).any(-1).sum()) for rows in flat)
-    gram = torch.stack([rows.T @ rows for rows in flat]).sum(0).double()
+    gram, ranks = torch.zeros(()), 0
+    for side in stacks:
+        flat = side.rows.flatten(0, 1)
+        gram, ranks = gram + flat.T @ flat, ranks + int(flat.ne(0).any(-1).sum())
+        del side, flat  # before the next is made
+    gram = gram.double()
     values, vectors = torch.linalg.eigh(gram / gram.trace().clamp_min(1e-30))
-    edge = EDGE * (1 + (d_model / max(ranks, 1)) ** 0.5) ** 2 / d_model
+    edge = EDGE * (1 + (len(gram) / max(ranks, 1)) ** 0.5) ** 2 / len(gram)
     return vectors[:, values > edge].flip(1)
 
 

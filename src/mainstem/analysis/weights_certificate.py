@@ -9,15 +9,18 @@ rotary position is an error of the size of what is compared.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.certificate import Check
 from mainstem.analysis.stream_weights import StreamWeights
 from mainstem.model.anatomy import Read
-from mainstem.model.graph import NormNode, evaluate, maps_to, writes_behind
+from mainstem.model.graph import Evaluated, NormNode, evaluate, maps_to, writes_behind
 from mainstem.model.norms import PROBE
+from mainstem.model.operands import OperandMap
 from mainstem.run.moment import Moment
 from mainstem.run.operands import AttentionOperands
 from mainstem.units import Unit
@@ -34,6 +37,11 @@ class _Run:
     unit: Unit
     operands: AttentionOperands
     moments: Sequence[Moment]
+
+    @cached_property
+    def streams(self) -> list[Evaluated]:
+        """The stream at each position."""
+        return [evaluate(moment.anatomy.graph, moment.writes, moment.gates) for moment in self.moments]
 
 
 def check_weights(weights: StreamWeights, unit: Unit, operands: AttentionOperands, moments: Sequence[Moment]) -> Check:
@@ -67,37 +75,42 @@ def _side_error(run: _Run, role: str) -> float:
     read, core = run.weights.anatomy.reads[number], run.weights.anatomy.writes[run.operands.write].attention
     assert core is not None
     own = [carrying.head(head, core.n_heads) for head in range(core.n_heads)]
-    plain, off, size = carrying.unscaled(), 0.0, 0.0
     factor = run.operands.scaling if role == "query" else 1.0
     values = run.weights.value(run.unit) if role == "value" else None
-    for moment in run.moments:
+    read_at = [_stream_read(values, read) for values in run.streams]
+    added = carrying.linear(_bias(read).expand(len(read_at), -1)) + carrying.constant()
+    norms, last, off, size = _norm_scales(carrying), len(run.moments) - 1, 0.0, 0.0
+    for moment, (x, scale) in zip(run.moments, read_at, strict=True):
         place = moment.position
-        x, scale, bias = _stream_read(moment, read)
-        last = len(run.moments) - 1
         rows = getattr(run.weights, role)(run.unit, place, last) if values is None else values
-        scaled, bare = carrying.matrices(own, place), plain.matrices(own, place)
-        constant = carrying.constant()[:, place]
-        for head, ((used, matrix), (_, unscaled)) in enumerate(zip(scaled, bare, strict=True)):
-            norm = float((matrix * unscaled).sum() / unscaled.pow(2).sum())
-            rebuilt = norm * scale * (rows[head] / factor) @ x + matrix @ bias[used] + constant[own[head]]
-            received = carrying.received[own[head], place]
-            off += float((rebuilt - received).pow(2).sum())
-            size += float(received.pow(2).sum())
+        rebuilt = norms[own, place, None] * scale / factor * (rows @ x) + added[own, place]
+        received = carrying.received[own, place]
+        off += float((rebuilt - received).pow(2).sum())
+        size += float(received.pow(2).sum())
     return (off / size) ** 0.5 if size else 0.0
 
 
-def _stream_read(moment: Moment, read: Read) -> tuple[Tensor, float, Tensor]:
-    """The stream before a read's norm, the norm's scale there, and what its bias and the matrix's own add."""
-    graph = moment.anatomy.graph
-    values = evaluate(graph, moment.writes, moment.gates)
-    x = values.values[read.stream_node][0].double()
-    scale = 1.0 if read.norm is None else float(read.norm.scale(x))
-    bias = torch.zeros(len(read.weight), dtype=torch.float64, device=x.device)
+def _norm_scales(carrying: OperandMap) -> Float[Tensor, "n_heads pos"]:
+    """The scales of the norm on the way, 1 where there is none, by what the map makes of any rows with and without."""
+    rows = carrying.probe()
+    with_scale, without = carrying.linear(rows), carrying.unscaled().linear(rows)
+    return (with_scale * without).sum(-1) / without.square().sum(-1)
+
+
+def _stream_read(stream: Evaluated, read: Read) -> tuple[Tensor, float]:
+    """The stream before a read's norm, and the norm's scale there."""
+    x = stream.values[read.stream_node][0].double()
+    return x, 1.0 if read.norm is None else float(read.norm.scale(x))
+
+
+def _bias(read: Read) -> Float[Tensor, " row"]:
+    """What the norm's bias and the matrix's own add to a read's result."""
+    bias = torch.zeros(len(read.weight), dtype=torch.float64, device=read.weight.device)
     if read.bias is not None:
         bias = bias + read.bias.to(bias)
     if read.norm is not None and read.norm.bias is not None:
         bias = bias + read.weight.detach().double() @ read.norm.bias.detach().to(bias)
-    return x, scale, bias
+    return bias
 
 
 def _write_error(run: _Run) -> float | None:
@@ -108,7 +121,7 @@ def _write_error(run: _Run) -> float | None:
     if any(step.groups is not None for step in core.steps):
         return None
     graph, indices = anatomy.graph, anatomy.writes_of(run.unit)
-    values = evaluate(graph, moment.writes, moment.gates)
+    values = run.streams[-1]
     results = moment.attention[core.site].result()
     rebuilt = torch.einsum("hdj,hj->d", run.weights.outputs(run.unit), results.to(torch.float64))
     written = torch.zeros_like(rebuilt)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mainstem.errors import LevelRefusedError
@@ -105,19 +105,20 @@ class OperandMap:
             for stage in self.stages
         ]
         last = stages[-1]
-        zeros, rows = torch.zeros_like(self._operand_rows(stages)), self._probe()
+        zeros, rows = torch.zeros_like(self._operand_rows(stages)), self.probe()
         around = last.program is not None and last.norm is not None and bool(last.program(zeros, rows).any())
         if around or sum(stage.norm is not None for stage in stages) > 1:
             raise _refused(self.role, "something goes around the norm on the way, so its scale is no factor of all")
         return replace(self, stages=tuple(stages))
 
-    def _probe(self) -> Tensor:
+    def probe(self) -> Tensor:
+        """Random numbers of the shape of the projection's result, the same each time."""
         generator = torch.Generator().manual_seed(3)
         return torch.randn(self.shape, generator=generator, dtype=torch.float64).to(self.received.device)
 
     def _operand_rows(self, stages: Sequence[Stage]) -> Tensor:
         """What the last norm is of, for random rows."""
-        rows = x = self._probe()
+        rows = x = self.probe()
         for stage in stages[:-1]:
             x = x if stage.program is None else stage.program(rows)
         return x
@@ -140,17 +141,27 @@ class OperandMap:
         with torch.enable_grad():
             rows = torch.zeros(self.shape, dtype=torch.float64, device=self.received.device)
             rows = rows.reshape(self.positions, -1).requires_grad_()
-            out = self.linear(rows)[:, position]
-            unit = torch.eye(out.shape[1], dtype=out.dtype, device=out.device)
-            return [self._matrix(torch.autograd.grad(out[h], rows, unit, True, is_grads_batched=True)[0], position)
-                    for h in heads]  # fmt: skip
+            out = self.linear(rows)[list(heads), position]
+            used = self._used(out, rows, position)
+            alone = bool((used.sum(0) > 1).any())  # heads that share entries are asked one by one
+            parts = out.split(1 if alone else len(out))
+            unit = torch.eye(out.shape[1], dtype=out.dtype, device=out.device)[:, None]
+            found = [
+                torch.autograd.grad(part, rows, unit.expand(-1, len(part), -1), True, is_grads_batched=True)[0]
+                for part in parts
+            ]
+        index = [torch.nonzero(own).flatten() for own in used]
+        return [(own, found[h if alone else 0][:, position, own]) for h, own in enumerate(index)]
 
-    def _matrix(self, found: Float[Tensor, "d_head pos _"], position: int) -> tuple[Tensor, Tensor]:
-        used = found.ne(0).any(0)
-        if int(used.any(1).sum()) > int(used[position].any()):
+    def _used(self, out: Float[Tensor, "n_heads d_head"], rows: Tensor, position: int) -> Bool[Tensor, "n_heads row"]:
+        """Which entries of the projection's result each head comes from."""
+        heads = torch.eye(len(out), dtype=out.dtype, device=out.device)[..., None]
+        random = torch.randn(out.shape[1], generator=torch.Generator().manual_seed(4), dtype=out.dtype).to(out.device)
+        (found,) = torch.autograd.grad(out, rows, heads * random, True, is_grads_batched=True)
+        used = found.ne(0)
+        if int(used.any(0).any(1).sum()) > int(used[:, position].any()):
             raise LevelRefusedError(f"No {self.role} side", None, "it comes from several positions at once")
-        index = torch.nonzero(used[position]).flatten()
-        return index, found[:, position, index]
+        return used[:, position]
 
     def head(self, head: int, n_heads: int) -> int:
         """Which of the operand's heads a query head reads."""

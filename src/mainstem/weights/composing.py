@@ -4,8 +4,10 @@ The factors are gathered a layer at a time (`mainstem.analysis.stream_weights`),
 (`mainstem.analysis.composition`), once as they are and once without the shared directions, and the first pairs of each
 kind are computed again one by one in float64.
 
-Memory: n x rank x d_model float32 numbers for the n readers of each kind and as many for the writers, up to a gigabyte;
-above that the readers of one kind at a time.
+Memory: n x rank x d_model float32 numbers for the n readers of each kind and as many for the writers, where all that is
+within a gigabyte; else tiles of some layers, made anew for each pair of tiles, of which no more than a gigabyte is held
+at a time (`mainstem.weights.composition_factors`). Beside it d_model^2 numbers three times, one layer's weights in
+float64, and the tables of all pairs.
 """
 
 from collections.abc import Sequence
@@ -15,14 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mainstem.analysis.composition import (
-    Compositions,
-    Stack,
-    compositions,
-    shared_directions,
-    squared,
-    squared_without,
-)
+from mainstem.analysis.composition import Compositions, compositions
+from mainstem.analysis.composition_tiles import Pairs, all_pairs
 from mainstem.analysis.false_discovery import RATE
 from mainstem.analysis.stream_weights import StreamWeights
 from mainstem.analysis.warnings import Warning, shared_direction_warning
@@ -48,9 +44,6 @@ KINDS = ("q", "k", "v", "mlp", "neuron")
 WRITERS = ("heads", "mlps", "neurons")
 CERTIFIED = 5
 """How many pairs of each kind are computed again by themselves."""
-
-TOGETHER = 2**30
-"""Bytes of factors that may be held for all kinds at once; above, a kind at a time."""
 
 TOLERANCE = 1e-4
 """Relative: compositions of float32 factors against float64."""
@@ -93,16 +86,13 @@ def composition(
     _check_neurons(kinds, writers, of)
     offset, weights = whole_number("offset", offset), model.weights
     weights.require_one_stream()
-    gathered = Gathered(model, offset, None if of is None else Unit.parse(str(of)))
+    names = list(dict.fromkeys([*kinds, writers]))
+    gathered = Gathered(model, names, offset, None if of is None else Unit.parse(str(of)))
     tables: dict[str, tuple[Compositions, Compositions]] = {}
     shared: dict[str, Shared] = {}
-    for group in _groups(weights, list(dict.fromkeys(kinds))):
-        stacks, written = gathered.stacks(group, writers)
-        for kind in group:
-            readers = stacks.pop(kind)
-            directions = shared_directions([written, readers])
-            tables[kind] = _tables(weights, kind, readers, written, directions)
-            shared[kind] = _shared(directions, [written, readers])
+    for kind in dict.fromkeys(kinds):
+        made = all_pairs(gathered.side(kind), gathered.side(writers))
+        tables[kind], shared[kind] = _tables(weights, kind, made), _shared(made)
     pairs = [row for kind, both in tables.items() for row in _rows(kind, both, top)]
     return CompositionReading(
         provenance=model.provenance(),
@@ -143,24 +133,11 @@ def _check_neurons(kinds: Sequence[str], writers: str, of: Unit | str | None) ->
         raise UsageError("Neurons are read by a head's queries, keys or values", None, "Take kinds of q, k and v.")
 
 
-def _groups(weights: StreamWeights, kinds: list[str]) -> list[list[str]]:
-    """All kinds together where their factors are small, else one by one."""
-    sizes = weights.anatomy.sizes
-    d_head = max(sizes.d_head) if isinstance(sizes.d_head, tuple) else sizes.d_head or 0
-    held = len(weights.heads) * d_head * sizes.d_model * 4 * (len(kinds) + 1)
-    return [kinds] if held <= TOGETHER else [[kind] for kind in kinds]
-
-
-def _tables(
-    weights: StreamWeights, kind: str, readers: Stack, writers: Stack, directions: Tensor
-) -> tuple[Compositions, Compositions]:
+def _tables(weights: StreamWeights, kind: str, made: Pairs) -> tuple[Compositions, Compositions]:
     """All pairs, and all without the shared directions."""
-    order, distance = _order(weights, readers.units, writers.units)
-    found = squared(readers, writers)
-    table = compositions(kind, readers, writers, order, distance, found)
-    rest = squared_without(found, readers, writers, directions)
-    left = (readers.without(directions), writers.without(directions))
-    return table, compositions(kind, *left, order, distance, rest)
+    order, distance = _order(weights, *(side.units for side in made.whole))
+    whole = compositions(kind, *made.whole, order, distance, made.found)
+    return whole, compositions(kind, *made.left, order, distance, made.rest)
 
 
 def _order(weights: StreamWeights, readers: Sequence[Unit], writers: Sequence[Unit]) -> tuple[Tensor, Tensor]:
@@ -230,12 +207,11 @@ def _by_layer(table: Compositions) -> list[list[float | None]]:
     return [[None if value == -torch.inf else value for value in row] for row in best.tolist()]
 
 
-def _shared(directions: Tensor, sides: Sequence[Stack]) -> Shared:
-    shares = [(side.rows @ directions.to(side.rows)).pow(2).sum((0, 1)) for side in sides]
-    share = torch.stack(shares).sum(0) / sum(len(side.units) for side in sides) * len(directions)
-    places = directions.abs().argmax(0)
-    entries = directions.abs().amax(0).tolist()
-    return Shared(directions.shape[1], share.tolist(), list(zip(places.tolist(), entries, strict=True)))
+def _shared(made: Pairs) -> Shared:
+    count, places = made.directions.shape[1], made.directions.abs().argmax(0)
+    entries = made.directions.abs().amax(0).tolist()
+    weights = (made.inside * len(made.directions)).tolist()
+    return Shared(count, weights, list(zip(places.tolist(), entries, strict=True)))
 
 
 def _warnings(kind: str, shared: Shared) -> list[Warning]:

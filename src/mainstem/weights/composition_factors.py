@@ -1,6 +1,12 @@
-"""The factors of compositions: readers and writers of a model as stacks of few rows, gathered a sublayer at a time."""
+"""The factors of compositions: readers and writers of a model as stacks of few rows, gathered a sublayer at a time.
 
-from collections.abc import Sequence
+All that is asked for is gathered once and held where it is within `TOGETHER`; else each side comes as tiles of some
+sublayers, gathered anew whenever it is gone through. Of tiles two are held while pairs are computed, and a third while
+one is scaled, so each is a third of `TOGETHER`, or one sublayer where that is more.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,37 +17,127 @@ from mainstem.analysis.factored import Factored
 from mainstem.errors import LevelRefusedError
 from mainstem.results.composition import PairRow
 from mainstem.units import Unit
-from mainstem.weights.neuron_rows import all_neuron_rows
+from mainstem.weights.neuron_rows import neuron_rows
 
 if TYPE_CHECKING:
     from mainstem.session import Model
+
+HEADS = {"q", "k", "v", "heads"}
+MLPS = {"mlp", "mlps"}
 
 Rows = tuple[list[Unit], Tensor]
 """Units, and rows of each [unit, row, d_model] with its Gram matrix."""
 
 
-class Gathered:
-    """Stacks of readers and writers of a model, or of one head and neurons, and what of it could not be had."""
+TOGETHER = 2**30
+"""Bytes of factors that may be held at once."""
 
-    def __init__(self, model: "Model", offset: int, head: Unit | None = None) -> None:
+TILES = 3
+"""How many tiles are held at once at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled:
+    """A side of compositions: stacks that are made when it is gone through, and let go of."""
+
+    stacks: Sequence[Callable[[], Stack | None]]
+    missing: Callable[[], LevelRefusedError]
+
+    def __iter__(self) -> Iterator[Stack]:
+        """Each stack in turn.
+
+        Raises:
+            LevelRefusedError: if there is not one.
+        """
+        some = False
+        for made in (make() for make in self.stacks):
+            if made is not None:
+                some = True
+                yield made
+            del made
+        if not some:
+            raise self.missing()
+
+
+class Gathered:
+    """Readers and writers of a model, or of one head and neurons, and what of them could not be had.
+
+    Args:
+        model: the model.
+        names: of all readers and writers that will be asked for.
+        offset: of queries and keys.
+        head: the one that neurons are asked about.
+    """
+
+    def __init__(self, model: "Model", names: Sequence[str], offset: int, head: Unit | None = None) -> None:
         self.model, self.weights, self.offset, self.head = model, model.weights, offset, head
         self.missing: dict[Unit, str] = {}
-        self.notes_of_neurons: list[str] = []
+        self.sublayers = {name: self._sublayers(name) for name in names}
+        self.held: dict[str, Stack | None] | None = None
+        if sum(self._bytes(name, unit) for name in names for unit in self.sublayers[name]) <= TOGETHER:
+            self.held = self._gather(self.sublayers)
 
-    def stacks(self, kinds: Sequence[str], writers: str) -> tuple[dict[str, Stack], Stack]:
-        """All readers of each kind, and all writers; the weights of a sublayer are made once for all of them."""
-        rows: dict[str, dict[Unit, Rows]] = {kind: {} for kind in (*kinds, writers)}
-        if {"q", "k", "v", "heads"} & rows.keys():
+    def side(self, name: str) -> Tiled:
+        """The readers or writers of a name."""
+        if self.held is not None:
+            made = self.held[name]
+            return Tiled([lambda: made], lambda: self._none(name))
+        tiles = self._tiles(name)
+        return Tiled([lambda t=t: self._gather({name: t})[name] for t in tiles], lambda: self._none(name))
+
+    def _sublayers(self, name: str) -> list[Unit]:
+        """What is gathered one after the other, for a name."""
+        if name in HEADS:
             self.weights.require_heads()
-            for unit in [self.head] if self.head else dict.fromkeys(head.sublayer for head in self.weights.heads):
-                self._add_heads(unit, rows)
-        if {"mlp", "mlps"} & rows.keys():
-            for unit in self._mlps():
-                self._add_mlp(unit, rows)
-        if {"neuron", "neurons"} & rows.keys():
-            self._add_neurons(rows)
-        made = {kind: self._stacked(kind, found) for kind, found in rows.items()}
-        return {kind: made[kind] for kind in kinds}, made[writers]
+            return [self.head] if self.head else list(dict.fromkeys(head.sublayer for head in self.weights.heads))
+        if name in MLPS:
+            found = [unit for unit in self.weights.anatomy.sublayers() if unit.place == "mlp"]
+            if not found:
+                raise LevelRefusedError("The model has no MLPs", None, "no sublayer of it has neurons")
+            return found
+        return list(dict.fromkeys(write.unit for write in self.weights.anatomy.writes if write.neurons))
+
+    def _bytes(self, name: str, unit: Unit) -> int:
+        """What the rows of one sublayer take."""
+        sizes = self.weights.anatomy.sizes
+        if name in HEADS:
+            d_head = max(sizes.d_head) if isinstance(sizes.d_head, tuple) else sizes.d_head or 0
+            rows = d_head * (1 if unit.kind == "head" else sum(head.sublayer == unit for head in self.weights.heads))
+        else:
+            writes = [self.weights.anatomy.writes[i] for i in self.weights.anatomy.writes_of(unit)]
+            width = sum(write.projection.n_in for write in writes if write.projection is not None)
+            rows = min(width, sizes.d_model) if name in MLPS else 2 * width
+        return rows * sizes.d_model * 4
+
+    def _tiles(self, name: str) -> list[list[Unit]]:
+        tiles: list[list[Unit]] = []
+        held = 0
+        for unit in self.sublayers[name]:
+            size = self._bytes(name, unit)
+            if not tiles or held + size > TOGETHER // TILES:
+                tiles.append([])
+                held = 0
+            tiles[-1].append(unit)
+            held += size
+        return tiles
+
+    def _gather(self, wanted: Mapping[str, Sequence[Unit]]) -> dict[str, Stack | None]:
+        """A stack for each name; the weights of a sublayer are made once for all of them."""
+        rows: dict[str, dict[Unit, Rows]] = {name: {} for name in wanted}
+        for unit in dict.fromkeys(unit for units in wanted.values() for unit in units):
+            names = {name for name, units in wanted.items() if unit in units}
+            own = {name: rows[name] for name in names}
+            if names & HEADS:
+                self._add_heads(unit, own)
+            if names & MLPS:
+                self._add_mlp(unit, own)
+            if names - HEADS - MLPS:
+                self._add_neurons(unit, own)
+        return {name: self._stacked(found) if found else None for name, found in rows.items()}
+
+    def _none(self, name: str) -> LevelRefusedError:
+        reason = next(iter(self.missing.values()), None)
+        return LevelRefusedError(f"No composition of the kind {name!r}", None, reason)
 
     def _add_heads(self, unit: Unit, rows: dict[str, dict[Unit, Rows]]) -> None:
         """One head's, or those of all heads of a sublayer."""
@@ -73,15 +169,18 @@ class Gathered:
         except LevelRefusedError as error:
             self.missing[unit] = f"{unit}: {error.reason or error.what}"
 
-    def _add_neurons(self, rows: dict[str, dict[Unit, Rows]]) -> None:
-        found, notes = all_neuron_rows(self.model)
-        self.notes_of_neurons = notes
-        for unit, own in found.items():
-            units = [own.address(i) for i in range(len(own.writing))]
-            if "neuron" in rows:
-                rows["neuron"][unit] = units, torch.stack([part.float() for part in own.reading.values()], 1)
-            if "neurons" in rows:
-                rows["neurons"][unit] = units, own.writing.float()[:, None]
+    def _add_neurons(self, unit: Unit, rows: dict[str, dict[Unit, Rows]]) -> None:
+        writes = self.weights.anatomy.writes
+        try:
+            own = neuron_rows(self.model, next(i for i in self.weights.anatomy.writes_of(unit) if writes[i].neurons))
+        except LevelRefusedError as error:
+            self.missing[unit] = f"{unit}: {error.reason or error.what}"
+            return
+        units = [own.address(i) for i in range(len(own.writing))]
+        if "neuron" in rows:
+            rows["neuron"][unit] = units, torch.stack([part.float() for part in own.reading.values()], 1)
+        if "neurons" in rows:
+            rows["neurons"][unit] = units, own.writing.float()[:, None]
 
     def reader(self, unit: Unit, kind: str) -> Factored:
         """What multiplies the writer's matrix, of a head or of all of a sublayer: W_QK^T, W_QK or W_OV."""
@@ -103,21 +202,12 @@ class Gathered:
     def notes(self) -> list[str]:
         """What was left out, in sentences."""
         missing = [f"Left out: {reason}." for reason in self.missing.values()]
-        return [*self.weights.approximations, *missing, *self.notes_of_neurons]
+        return [*self.weights.approximations, *missing]
 
     def _input_rows(self, unit: Unit) -> Tensor:
         return torch.cat(list(self.weights.reads(unit).values()))
 
-    def _mlps(self) -> list[Unit]:
-        found = [unit for unit in self.weights.anatomy.sublayers() if unit.place == "mlp"]
-        if not found:
-            raise LevelRefusedError("The model has no MLPs", None, "no sublayer of it has neurons")
-        return found
-
-    def _stacked(self, kind: str, rows: dict[Unit, Rows]) -> Stack:
-        if not rows:
-            reason = next(iter(self.missing.values()), None)
-            raise LevelRefusedError(f"No composition of the kind {kind!r}", None, reason)
+    def _stacked(self, rows: dict[Unit, Rows]) -> Stack:
         units = [unit for own, _ in rows.values() for unit in own]
         rank = max(part.shape[1] for _, part in rows.values())
         whole = torch.zeros(len(units), rank, self.weights.anatomy.sizes.d_model)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from mainstem.analysis.certificate import Check
 from mainstem.analysis.weights_certificate import check_weights
 from mainstem.causal.edited import unedited
-from mainstem.errors import CertificateError
+from mainstem.errors import CertificateError, LevelRefusedError
+from mainstem.run.inputs import base_arguments
+from mainstem.run.operands import AttentionOperands, operands_of
 from mainstem.units import Unit
 
 if TYPE_CHECKING:
@@ -31,7 +33,11 @@ def weights_certificate(model: "Model", ids: Sequence[int]) -> Check:
     with unedited(model.module):
         trace = model.trace(ids, positions=range(len(ids)))
         moments = [trace.run.moment(position) for position in range(len(ids))]
-        found = [_check(model, unit, trace, moments) for unit in chosen]
+        writes = [_attention_write(model, unit) for unit in chosen]
+        operands = operands_of(model.module, model.anatomy, writes, trace.inputs.ids, **base_arguments(model.module))
+    found = [
+        check_weights(weights, unit, _had(operands[write]), moments) for unit, write in zip(chosen, writes, strict=True)
+    ]
     worst = max(found, key=lambda check: check.worst)
     failed = next((check for check in found if not check.holds), worst)
     if not failed.holds:
@@ -40,6 +46,12 @@ def weights_certificate(model: "Model", ids: Sequence[int]) -> Check:
     return Check(sum(check.checked for check in found), worst.worst, worst.tolerance, True)
 
 
-def _check(model: "Model", unit: Unit, trace, moments) -> Check:
-    index = next(i for i in model.anatomy.writes_of(unit) if model.anatomy.writes[i].attention is not None)
-    return check_weights(model.weights, unit, trace.run.operands(index), moments)
+def _attention_write(model: "Model", unit: Unit) -> int:
+    writes = model.anatomy.writes
+    return next(i for i in model.anatomy.writes_of(unit) if writes[i].attention is not None)
+
+
+def _had(operands: AttentionOperands | LevelRefusedError) -> AttentionOperands:
+    if isinstance(operands, LevelRefusedError):
+        raise operands
+    return operands
