@@ -1,7 +1,7 @@
 """Compositions as plain rows: pairs above the null, what each kind looks like as a whole, and how it was judged."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mainstem.results.reading import CheckSummary, TabularReading
@@ -125,9 +125,9 @@ class CompositionReading(TabularReading):
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
-        held = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tables"}
-        plain = {name: _plain(value) for name, value in held.items()}
-        return {"schema": self.SCHEMA, "command": self.COMMAND, **plain}
+        document = super(CompositionReading, replace(self, tables={})).as_dict()  # tables are large, and never in it
+        del document["tables"]
+        return document
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each pair whose writer and reader are in different layers, causal or not."""
@@ -144,11 +144,3 @@ class CompositionReading(TabularReading):
                     if order[i][j] and defined[i][j]:
                         own = {name: column[i][j] for name, column in values.items()}
                         yield {"kind": kind, "reader": reader, "writer": writer, "causal": order[i][j] > 0, **own}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
