@@ -13,9 +13,9 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import handmade
 import torch
 import zoo
+from tiny_models import build
 from torch import nn
 
 from mainstem.analysis.attribution import attribute
@@ -94,7 +94,7 @@ def subject(name: str, **overrides: Any) -> Subject:
     Raises:
         NotBuilt, RefusedError: as `zoo.build` and `discover` do.
     """
-    model = handmade.ALL[name]() if name in handmade.ALL else zoo.build(name, **overrides)
+    model = build(name, **overrides)
     forward = base_arguments(model)
     anatomy = discover(model, **forward)
     ids = zoo.prompt(LENGTH, seed=1)

@@ -1,13 +1,12 @@
 """Laws of discovery: what is found of a model is exact, its names are right, and the model is left as it was."""
 
-from functools import cache
-
 import handmade
 import pytest
 import torch
 import transformers
 import zoo
 from accounts import account
+from tiny_models import arguments, discovered
 from torch import nn
 
 from mainstem.errors import ParallelStreamsError
@@ -20,17 +19,8 @@ transformers.logging.set_verbosity_error()
 EXACT = [name for name in handmade.ALL if name not in handmade.REFUSED]
 
 
-@cache
-def opened(name: str, implementation: str = "eager") -> tuple[nn.Module, Anatomy]:
-    if name in handmade.ALL:
-        model = handmade.ALL[name]()
-        return model, discover(model)
-    model = zoo.build(name, attn_implementation=implementation)
-    return model, discover(model, use_cache=False)
-
-
 def addresses(name: str) -> list[str]:
-    return [str(unit) for unit in opened(name)[1].sublayers()]
+    return [str(unit) for unit in discovered(name)[1].sublayers()]
 
 
 # --- models that no library knows ---------------------------------------------------------------------------
@@ -61,7 +51,7 @@ def test_blocks_are_named_in_the_order_of_execution(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_sizes_are_those_it_was_built_with(name: str) -> None:
-    sizes = opened(name)[1].sizes
+    sizes = discovered(name)[1].sizes
     assert (sizes.n_layers, sizes.d_model, sizes.d_vocab) == (
         handmade.LAYERS,
         handmade.WIDTH,
@@ -105,14 +95,14 @@ KINDS = {
 
 @pytest.mark.parametrize("family", KINDS)
 def test_a_sublayer_is_what_it_does(family: str) -> None:
-    units = opened(family)[1].sublayers()
+    units = discovered(family)[1].sublayers()
     assert {unit.place for unit in units if unit.layer is not None} == KINDS[family]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma4_text", "blt", "qwen2_moe", "inkling_text", "xmod"])
 def test_writes_that_share_an_address_are_pieces_of_one_sublayer(family: str) -> None:
     """Pieces of one sublayer are in one block and, but for experts beside shared experts, in one module's call."""
-    anatomy = opened(family)[1]
+    anatomy = discovered(family)[1]
     for unit in anatomy.sublayers():
         members = [anatomy.writes[i] for i in anatomy.writes_of(unit)]
         if len(members) > 1:
@@ -136,7 +126,7 @@ ROLES = {
 
 @pytest.mark.parametrize("name", ROLES)
 def test_reads_have_the_roles_of_their_matrices(name: str) -> None:
-    anatomy = opened(name)[1]
+    anatomy = discovered(name)[1]
     for layer in range(anatomy.sizes.n_layers):
         found = [sorted(read.roles) for read in anatomy.reads if read.unit.layer == layer]
         assert sorted(found) == sorted(sorted(roles) for roles in ROLES[name])
@@ -144,12 +134,12 @@ def test_reads_have_the_roles_of_their_matrices(name: str) -> None:
 
 @pytest.mark.parametrize(("family", "norms"), [("llama", 0), ("qwen3", 6), ("gemma3_text", 6), ("olmo2", 6)])
 def test_query_and_key_norms_are_found(family: str, norms: int) -> None:
-    reads = opened(family)[1].reads
+    reads = discovered(family)[1].reads
     assert sum(read.head_norm is not None for read in reads) == norms
 
 
 def test_a_read_names_the_norm_that_it_is_read_through() -> None:
-    model, anatomy = opened("llama")
+    model, anatomy = discovered("llama")
     layer = model.get_submodule("model.layers.1")
     assert isinstance(layer, nn.Module)
     for read in anatomy.reads:
@@ -171,9 +161,8 @@ def _hooks(model: nn.Module) -> int:
 
 @pytest.mark.parametrize("name", ["llama", "plain", "mixtral"])
 def test_no_hook_is_left(name: str) -> None:
-    model, anatomy = opened(name)
-    forward = {} if name in handmade.ALL else {"use_cache": False}
-    capture(model, anatomy, zoo.prompt(), torch.tensor([[3]]), **forward)
+    model, anatomy = discovered(name)
+    capture(model, anatomy, zoo.prompt(), torch.tensor([[3]]), **arguments(name))
     assert _hooks(model) == 0
 
 
@@ -200,7 +189,7 @@ def test_no_hook_is_left_after_a_failure_at_any_place(call: str, where: str) -> 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text", "mixtral", "falcon", "bert"])
 def test_a_captured_run_computes_the_same_bits(family: str, implementation: str) -> None:
-    model, anatomy = opened(family, implementation)
+    model, anatomy = discovered(family, implementation)
     ids = zoo.prompt(16, seed=3)
     with torch.no_grad():
         before = model(input_ids=ids, use_cache=False).logits
@@ -219,14 +208,13 @@ def _summary(anatomy: Anatomy) -> list:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "mixed_back"])
 def test_the_same_model_has_the_same_anatomy(name: str) -> None:
-    model, anatomy = opened(name)
-    forward = {} if name in handmade.ALL else {"use_cache": False}
+    model, anatomy = discovered(name)
     torch.manual_seed(torch.initial_seed() + 1)
-    assert _summary(discover(model, **forward)) == _summary(anatomy)
+    assert _summary(discover(model, **arguments(name))) == _summary(anatomy)
 
 
 def test_weights_are_the_models_own() -> None:
-    model, anatomy = opened("llama")
+    model, anatomy = discovered("llama")
     own = {parameter.data_ptr() for parameter in model.parameters()}
     for write in anatomy.writes:
         for factor in write.projection.factors if write.projection is not None else ():
@@ -237,4 +225,4 @@ def test_weights_are_the_models_own() -> None:
 
 @pytest.mark.parametrize(("family", "causal"), [("llama", True), ("mamba", True), ("bert", False)])
 def test_causality_is_probed(family: str, causal: bool) -> None:
-    assert opened(family)[1].causal is causal
+    assert discovered(family)[1].causal is causal

@@ -1,11 +1,12 @@
 """Every causal-LM family of the installed Transformers: exact or refused with a reason, never wrong in silence."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import transformers
 import zoo
-from accounts import account
+from accounts import Account, account
 from zoo_sizes import UNBUILDABLE
 
 from mainstem.errors import AnatomyError
@@ -51,18 +52,26 @@ LEAST = {
 """How many families must be exact at each level."""
 
 
-def _check(family: str) -> None:
+def _exact(family: str, **overrides: Any) -> Account | None:
+    """The account of a model whose sublayers are exact; None for one that has to be refused, and is."""
     try:
-        model = zoo.build(family)
+        model = zoo.build(family, **overrides)
     except zoo.NotBuilt as error:
         pytest.skip(str(error))
     if family in REFUSED:
         with pytest.raises(AnatomyError, match=REFUSED[family]):
             account(model, use_cache=False)
-        return
+        return None
     found = account(model, use_cache=False)
     assert not found.failures
     assert "sublayers" in found.exact
+    return found
+
+
+def _check(family: str) -> None:
+    found = _exact(family)
+    if found is None:
+        return
     attends = any(write.unit.place == "attn" for write in found.anatomy.writes)
     if family in WHOLE_ATTENTION:
         assert WHOLE_ATTENTION[family] in found.refused["heads"]
@@ -108,17 +117,7 @@ QUICK_VARIANTS = [
 
 def _check_variant(name: str) -> None:
     family, overrides = VARIANTS[name]
-    try:
-        model = zoo.build(family, **overrides)
-    except zoo.NotBuilt as error:
-        pytest.skip(str(error))
-    if family in REFUSED:
-        with pytest.raises(AnatomyError, match=REFUSED[family]):
-            account(model, use_cache=False)
-        return
-    found = account(model, use_cache=False)
-    assert not found.failures
-    assert "sublayers" in found.exact
+    _exact(family, **overrides)
 
 
 @pytest.mark.parametrize("name", QUICK_VARIANTS)

@@ -8,6 +8,7 @@ import handmade
 import pytest
 import torch
 import zoo
+from tiny_models import build
 from torch import Tensor, nn
 
 import mainstem
@@ -42,7 +43,7 @@ def marked(names: list[str]) -> list:
 
 @cache
 def trace_of(name: str) -> Trace:
-    model = handmade.ALL[name]() if name in handmade.ALL else zoo.build(name)
+    model = build(name)
     return mainstem.open(model if name == "mixtral" else model.double()).trace(zoo.prompt(9, seed=2)[0].tolist())
 
 

@@ -8,6 +8,7 @@ import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import build
 from torch import Tensor
 
 import mainstem
@@ -44,7 +45,7 @@ def named(names: list[str]) -> pytest.MarkDecorator:
 
 @cache
 def trace_of(name: str) -> Trace:
-    model = handmade.ALL[name]() if name in handmade.ALL else zoo.build(name)
+    model = build(name)
     return mainstem.open(model).trace(zoo.prompt(9, seed=2)[0].tolist(), positions=(-1,))
 
 

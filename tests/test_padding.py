@@ -1,20 +1,17 @@
 """A left-padded batch gives each row what it gets alone: in the model's outputs, and in everything that is captured."""
 
 import inspect
-from functools import cache
 
-import handmade
 import pytest
 import torch
 import transformers
 import zoo
-from torch import Tensor, nn
+from tiny_models import arguments, discovered
+from torch import Tensor
 
 from mainstem.analysis.certificate import certify, check_reads
 from mainstem.analysis.decompose import LEVELS, decompose
 from mainstem.errors import LevelRefusedError
-from mainstem.model.anatomy import Anatomy
-from mainstem.model.discovery import discover
 from mainstem.run.capture import capture
 from mainstem.run.moment import Moment, moment
 
@@ -43,15 +40,6 @@ def cases(names: list[str]) -> list:
     return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names]
 
 
-@cache
-def opened(name: str, implementation: str = "eager") -> tuple[nn.Module, Anatomy]:
-    if name in handmade.ALL:
-        model = handmade.ALL[name]()
-        return model, discover(model)
-    model = zoo.build(name, attn_implementation=implementation)
-    return model, discover(model, use_cache=False)
-
-
 def batch() -> tuple[Tensor, Tensor, list[Tensor]]:
     """Two prompts, the second padded on the left; the mask; each prompt alone."""
     long, short = zoo.prompt(LONG, seed=1), zoo.prompt(SHORT, seed=2)
@@ -68,18 +56,17 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def compare(name: str, positions: bool, implementation: str = "eager") -> None:
-    model, anatomy = opened(name, implementation)
+    model, anatomy = discovered(name, implementation)
     ids, mask, alone = batch()
-    forward = {} if name in handmade.ALL else {"use_cache": False}
     extra: dict[str, Tensor] = {"attention_mask": mask}
     if positions:
         assert "position_ids" in inspect.signature(model.forward).parameters
         extra["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     last = torch.full((2, 1), LONG - 1)
-    together = capture(model, anatomy, ids, last, **extra, **forward)
+    together = capture(model, anatomy, ids, last, **extra, **arguments(name))
     for row, (prompt, padding) in enumerate(zip(alone, (0, PADDING), strict=True)):
         end = torch.tensor([[prompt.shape[1] - 1]])
-        single = moment(anatomy, capture(model, anatomy, prompt, end, **forward), 0, 0, 0)
+        single = moment(anatomy, capture(model, anatomy, prompt, end, **arguments(name)), 0, 0, 0)
         padded = moment(anatomy, together, row, 0, padding)
         _same_moments(padded, single)
         _certified(padded)
@@ -134,7 +121,7 @@ def test_models_that_no_library_knows_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_every_position_of_a_run_can_be_the_destination(name: str) -> None:
-    model, anatomy = opened(name)
+    model, anatomy = discovered(name)
     ids = zoo.prompt(LONG, seed=1)
     every = torch.arange(LONG)[None]
     run = capture(model, anatomy, ids, every, use_cache=False)

@@ -12,6 +12,7 @@ import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import build
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -57,7 +58,7 @@ def named(names: list[str]) -> pytest.MarkDecorator:
 
 @cache
 def opened(name: str) -> Model:
-    return mainstem.open(handmade.ALL[name]() if name in handmade.ALL else zoo.build(name))
+    return mainstem.open(build(name))
 
 
 def prompts() -> tuple[Tensor, Tensor]:

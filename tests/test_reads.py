@@ -9,6 +9,7 @@ import pytest
 import torch
 import zoo
 from accounts import moment_of
+from tiny_models import arguments, build
 from torch import nn
 
 import mainstem
@@ -23,13 +24,9 @@ from mainstem.tracing import Trace
 LENGTH = 9
 
 
-def arguments(name: str) -> dict[str, Any]:
-    return {} if name in handmade.ALL else {"use_cache": False}
-
-
 @cache
 def made(name: str, **options: Any) -> tuple[nn.Module, Anatomy, Moment]:
-    model = handmade.ALL[name]() if name in handmade.ALL else zoo.build(name, **options)
+    model = build(name, **options)
     anatomy = discover(model, **arguments(name))
     return model, anatomy, moment_of(model, anatomy, zoo.prompt(LENGTH, seed=1), **arguments(name))
 

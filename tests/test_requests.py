@@ -3,11 +3,11 @@
 import json
 from functools import cache
 
-import handmade
 import jaxtyping
 import pytest
 import torch
 import zoo
+from tiny_models import build
 
 import mainstem
 from mainstem.errors import (
@@ -35,7 +35,7 @@ MODELS = ["llama", "gemma2", "mixtral", "gpt2", "bloom", "in_place", "shared_blo
 
 @cache
 def opened(name: str) -> Model:
-    return mainstem.open(handmade.ALL[name]() if name in handmade.ALL else zoo.build(name))
+    return mainstem.open(build(name))
 
 
 def ids_of(length: int = 9, seed: int = 3) -> list[int]:

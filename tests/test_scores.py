@@ -2,11 +2,11 @@
 
 from functools import cache
 
-import handmade
 import jaxtyping
 import pytest
 import torch
 import zoo
+from tiny_models import build
 from torch import Tensor
 
 import mainstem
@@ -37,7 +37,7 @@ SINGLE = {"mixtral"}
 
 @cache
 def trace_of(name: str) -> Trace:
-    model = handmade.ALL[name]() if name in handmade.ALL else zoo.build(name)
+    model = build(name)
     if name not in SINGLE:
         model = model.double()
     return mainstem.open(model).trace(zoo.prompt(9, seed=2)[0].tolist(), positions=(-1,))

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import handmade
 import pytest
 import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import build
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -35,10 +35,6 @@ def some(names: list[str]) -> pytest.MarkDecorator:
     """The names, of which the quick part has a few."""
     marks = {name: () if name in QUICK else pytest.mark.slow for name in names}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
-
-
-def build(name: str, **overrides: Any) -> nn.Module:
-    return handmade.ALL[name]() if name in handmade.ALL else zoo.build(name, **overrides)
 
 
 @cache
