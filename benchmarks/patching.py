@@ -19,6 +19,7 @@ import torch
 
 import mainstem
 from benchmarks.ratios import peak_memory, table
+from mainstem.causal.causal_tracing import CausalTrace
 from mainstem.causal.patching import Sweep
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"
@@ -70,18 +71,24 @@ def measure(model: "mainstem.Model", grid: str) -> None:
     started = time.perf_counter()
     made = sweep(model, grid, bare)
     taken = time.perf_counter() - started - sum(forwards)
-    forward = statistics.median(forwards)
     rows = {
         "runs": made.run,
         "cells equal in both prompts": made.identical,
+        **costs("sweep", made, taken, statistics.median(forwards)),
+    }
+    table(f"{grid}: {len(made.rows)} x {len(made.columns)}, {ids.shape[1]} tokens", rows)
+
+
+def costs(what: str, made: Sweep | CausalTrace, taken: float, forward: float) -> dict[str, object]:
+    """Rows of a table: what took how long, in seconds and in bare forwards, how exact it was, what was switched off."""
+    return {
         "bare forward, seconds": forward,
-        "sweep, seconds": taken,
-        "sweep, bare forwards": taken / forward,
+        f"{what}, seconds": taken,
+        f"{what}, bare forwards": taken / forward,
         "times faster than a bare forward for each run": made.run * forward / taken,
         "largest difference of a logit from a full forward": f"{made.error:.1e}",
         "switched off": "; ".join(made.notes) or "nothing",
     }
-    table(f"{grid}: {len(made.rows)} x {len(made.columns)}, {ids.shape[1]} tokens", rows)
 
 
 def measure_tracing(model: "mainstem.Model") -> None:
@@ -100,15 +107,7 @@ def measure_tracing(model: "mainstem.Model") -> None:
     made = model.causal_trace(CLEAN, CORRUPTED, " Mary", " John", "logit-difference")
     taken = time.perf_counter() - started
     forward = statistics.median([*forwards, *(bare() for _ in range(FORWARDS))])
-    rows = {
-        "runs": made.run,
-        "bare forward, seconds": forward,
-        "tracing, seconds": taken,
-        "tracing, bare forwards": taken / forward,
-        "times faster than a bare forward for each run": made.run * forward / taken,
-        "largest difference of a logit from a full forward": f"{made.error:.1e}",
-        "switched off": "; ".join(made.notes) or "nothing",
-    }
+    rows = {"runs": made.run, **costs("tracing", made, taken, forward)}
     table(f"causal tracing: {', '.join(made.restored)} x {len(made.layers)} layers, {ids.shape[1]} tokens", rows)
 
 
