@@ -36,8 +36,8 @@ def warning_codes() -> set[str]:
 
 
 def public(kind: type) -> set[str]:
-    """Methods and properties of a class that do not begin with an underscore."""
-    return {name for name in vars(kind) if not name.startswith("_")}
+    """Methods and properties of a class, inherited ones too, that do not begin with an underscore."""
+    return {name for name in dir(kind) if not name.startswith("_")}
 
 
 def names() -> dict[str, set[str]]:

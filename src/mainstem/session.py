@@ -7,11 +7,11 @@
     True
 
 A `Model` holds a module that is never changed and its anatomy, found at first use; a `Trace` (see `mainstem.tracing`)
-holds one run. Everything else is in the layers below, which this module only calls.
+holds one run. Everything else is in the layers below, which this module only calls; questions about weights and about
+runs under edits stand with their answers, in `mainstem.weights.face` and `mainstem.intervene.face`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -22,68 +22,26 @@ from torch import Tensor
 
 import mainstem
 from mainstem.analysis.certificate import Check
-from mainstem.analysis.stream_weights import Operands, StreamWeights
-from mainstem.analysis.weights_of_model import stream_weights
 from mainstem.basis.face import Basis
-from mainstem.causal.causal_tracing import CausalTrace
-from mainstem.causal.edge_attribution import EdgeScores
-from mainstem.causal.edges import EdgeGraph, edge_graph
-from mainstem.causal.edited import edited, edits_of, unedited
-from mainstem.causal.edits import Edit
-from mainstem.causal.knockouts import Knockouts
+from mainstem.causal.edited import unedited
 from mainstem.causal.labels import check_labels
-from mainstem.causal.patching import Sweep
-from mainstem.causal.path_patching import PathEffects
-from mainstem.causal.subspaces import Subspace
-from mainstem.errors import PositionError, PromptError, TargetError
+from mainstem.errors import PromptError, TargetError
 from mainstem.explain.unit_keys import named_unit
-from mainstem.intervene.attributing import (
-    Circuit,
-    PatchingEstimates,
-    PatchPair,
-    attribution_patching,
-    circuit,
-    edge_scores,
-)
-from mainstem.intervene.following_paths import patch_paths
-from mainstem.intervene.generating import compare, generate
-from mainstem.intervene.knocking_out import knock_out_attention
-from mainstem.intervene.learning_subspaces import learn_subspace
-from mainstem.intervene.patching import patch
-from mainstem.intervene.steering import edit_of
-from mainstem.intervene.tracing_causes import causal_trace
+from mainstem.intervene.face import InterventionsFace
 from mainstem.lab.pairs import Encoder
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
-from mainstem.model.discovery import discover, probe_ids
+from mainstem.model.discovery import discover, short_probe_ids
 from mainstem.model.loading import LoadedModel, load
 from mainstem.model.reach import Reach, measured_reach, stored_reach
-from mainstem.points import Point
-from mainstem.results.circuits import CircuitReading
-from mainstem.results.composition import CompositionReading
 from mainstem.results.explanation import Explanation
-from mainstem.results.generation import Compared, Generated
-from mainstem.results.heads import HeadsReading
 from mainstem.results.reading import Provenance
-from mainstem.results.subspace import SubspaceReading
-from mainstem.results.trigram import TrigramReading
-from mainstem.run.inputs import Inputs, base_arguments, context_length, make_inputs
-from mainstem.run.operands import operands_of
+from mainstem.run.inputs import Inputs, base_arguments, make_inputs
 from mainstem.targets import Target, parse_continuation, parse_target, parse_token, token_text
 from mainstem.tracing import Trace
-from mainstem.units import Unit
-from mainstem.weights.bandwidth_reading import read_bandwidth
-from mainstem.weights.circuit_reading import read_circuits
-from mainstem.weights.comparing_subspaces import compare_subspaces
-from mainstem.weights.composing import composition
-from mainstem.weights.head_reading import read_heads
-from mainstem.weights.managing_memory import find_erasers
-from mainstem.weights.trigram_reading import read_trigram
-from mainstem.weights.weights_checking import weights_certificate
+from mainstem.weights.face import WeightsFace
 
 Prompt = str | Sequence[int]
-LABEL_POSITIONS = 7
-"""How long the prompt of the labels certificate is: a source and a destination of their own, at little cost."""
 
 
 def open(source: str | Path | torch.nn.Module = "demo", *, seed: int = 0, **options: Any) -> "Model":
@@ -107,17 +65,12 @@ def _rows(source: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(source) if several else [source]  # type: ignore[list-item, arg-type]
 
 
-class Model:
+class Model(WeightsFace, InterventionsFace):
     """A causal language model, used in place and never changed."""
 
     def __init__(self, loaded: LoadedModel, seed: int = 0) -> None:
         self.loaded = loaded
         self.seed = seed
-
-    @property
-    def edits(self) -> tuple[Edit, ...]:
-        """The edits that hold now (see `edited`), in their order."""
-        return edits_of(self.module)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -141,7 +94,7 @@ class Model:
     @cached_property
     def labels(self) -> Check:
         """The labels certificate: random units zeroed in a real run (see `mainstem.causal.labels`)."""
-        ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
+        ids = short_probe_ids(self.module)
         with unedited(self.module):
             return check_labels(self.module, self.anatomy, ids, seed=self.seed, **base_arguments(self.module))
 
@@ -214,62 +167,6 @@ class Model:
         device = next(self.module.parameters()).device
         pad = getattr(self.tokenizer, "pad_token_id", None) or 0
         return make_inputs(self.module, rows, self.input_vocabulary, device, pad)
-
-    @contextmanager
-    def edited(self, *edits: Edit, prompt: int | None = None) -> Iterator["Model"]:
-        """Every run of the model inside, traces and generations included, is made under the edits.
-
-        Args:
-            edits: in the order in which they are made; contexts may be nested, the outer one's come first.
-            prompt: how many tokens count as the prompt; by default those of a generation's first pass.
-
-        Raises:
-            EditError, UnitError, LevelRefusedError: if an edit cannot be made, or two contradict each other.
-        """
-        with edited(self.module, self.anatomy, edits, self.inputs, prompt):
-            yield self
-
-    def edit(self, written: str) -> Edit:
-        """The edit that a text describes, such as "scale L9H8 0.5 @-1".
-
-        See `mainstem.intervene.edit_text` for how to write one.
-
-        Raises:
-            EditError, UnitError, TargetError, PromptError: as `mainstem.intervene.steering.edit_of`.
-        """
-        return edit_of(self, written)
-
-    def generate(self, prompt: Prompt, count: int = 20, *edits: Edit, **options: Any) -> Generated:
-        """What the model writes, under edits; see `mainstem.intervene.generating.generate` for the options."""
-        return generate(self, prompt, count, edits, **options)
-
-    def compare(self, prompt: Prompt, *edits: Edit, **options: Any) -> Compared:
-        """What the model writes with edits and without; see `mainstem.intervene.generating.compare` for the options."""
-        return compare(self, prompt, edits, **options)
-
-    def patch_paths(self, clean: Prompt, corrupted: Prompt, *paths: Any, **options: Any) -> PathEffects:
-        """Effects along direct paths; see `mainstem.intervene.following_paths.patch_paths` for paths and options."""
-        return patch_paths(self, clean, corrupted, *paths, **options)
-
-    def knock_out_attention(self, prompt: Prompt, *sources: Any, **options: Any) -> Knockouts:
-        """Attention to some sources knocked out, layer by layer.
-
-        See `mainstem.intervene.knocking_out.knock_out_attention`.
-        """
-        return knock_out_attention(self, prompt, *sources, **options)
-
-    def causal_trace(
-        self, clean: Prompt, corrupted: Prompt | None = None, *answers: Any, **options: Any
-    ) -> CausalTrace:
-        """Which states bring the answer back to a corrupted run.
-
-        See `mainstem.intervene.tracing_causes.causal_trace`.
-        """
-        return causal_trace(self, clean, corrupted, *answers, **options)
-
-    def learn_subspace(self, at: Point | str, counterfactuals: Sequence[Any], *size: int, **options: Any) -> Subspace:
-        """A subspace that holds a variable, or not; see `mainstem.intervene.learning_subspaces.learn_subspace`."""
-        return learn_subspace(self, at, counterfactuals, *size, **options)
 
     def check(
         self,
@@ -362,114 +259,10 @@ class Model:
         position = options.get("position", -1)
         return self.trace(prompt, positions=(position,), chat=chat).explain(**options)
 
-    def patch(
-        self,
-        clean: Prompt,
-        corrupted: Prompt,
-        answers: str | Sequence[str] = (),
-        wrong_answers: str | Sequence[str] = (),
-        **options: Any,
-    ) -> Sweep:
-        """A patching sweep between two prompts.
-
-        See `mainstem.intervene.patching.patch` for metrics, grids and options.
-        """
-        return patch(self, clean, corrupted, answers, wrong_answers, **options)
-
-    @cached_property
-    def edges(self) -> EdgeGraph:
-        """Who writes and who reads the stream, found once, by a run of each block with attention.
-
-        Raises:
-            LevelRefusedError: if a sublayer's reads cannot be told apart; names it.
-        """
-        ids = probe_ids(self.module)[:, :LABEL_POSITIONS]
-        with unedited(self.module):
-            return edge_graph(self.module, self.anatomy, ids, **base_arguments(self.module))
-
-    @cached_property
-    def weights(self) -> StreamWeights:
-        """Every unit's read and write matrices as the stream sees them; see `mainstem.analysis.stream_weights`.
-
-        Raises:
-            RefusedError: if the stream cannot be discovered. What single heads lack is said when they are asked for.
-        """
-        return stream_weights(self.anatomy, self._operands, LABEL_POSITIONS)
-
     @cached_property
     def basis(self) -> Basis:
         """Questions about the basis of the stream: kurtosis, outlier features, quantisers, rotations."""
         return Basis(self)
-
-    @cached_property
-    def weights_check(self) -> Check:
-        """The certificate of `weights`: some sublayers rebuilt from a run (see `mainstem.weights.weights_checking`)."""
-        return weights_certificate(self, probe_ids(self.module)[0, :LABEL_POSITIONS].tolist())
-
-    def heads(self, *addresses: str, **options: Any) -> HeadsReading:
-        """What every head does, by behaviour; see `mainstem.weights.head_reading.read_heads` for the options."""
-        return read_heads(self, addresses, **options)
-
-    def composition(self, kinds: Sequence[str] = ("q", "k", "v"), **options: Any) -> CompositionReading:
-        """Who reads what whom wrote, from the weights; see `mainstem.weights.composing.composition` for the options."""
-        return composition(self, kinds, **options)
-
-    def head_circuits(self, head: Unit | str, *skip_trigram: str, **options: Any) -> CircuitReading:
-        """QK and OV circuits of a head in the vocabulary.
-
-        See `mainstem.weights.circuit_reading.read_circuits` for options.
-        """
-        return read_circuits(self, head, skip_trigram, **options)
-
-    def skip_trigram(self, source: str, destination: str, out: str, **options: Any) -> TrigramReading:
-        """All heads by a skip trigram; see `mainstem.weights.trigram_reading.read_trigram` for the options."""
-        return read_trigram(self, source, destination, out, **options)
-
-    def compare_subspaces(self, first: str, second: str, **options: Any) -> SubspaceReading:
-        """How what two sets of units read or write overlaps.
-
-        See `mainstem.weights.comparing_subspaces.compare_subspaces`.
-        """
-        return compare_subspaces(self, first, second, **options)
-
-    def erasers(self, text: Prompt | None = None, **options: Any) -> SubspaceReading:
-        """Units that write against what they read.
-
-        See `mainstem.weights.managing_memory.find_erasers` for the options.
-        """
-        return find_erasers(self, text, **options)
-
-    def bandwidth(self, text: Prompt | None = None) -> SubspaceReading:
-        """Effective ranks of the stream, and who writes its variance; see `mainstem.weights.bandwidth_reading`."""
-        return read_bandwidth(self, text)
-
-    def _operands(self, positions: int) -> Operands:
-        """The operands of every attention, of a run of the model itself on so many positions."""
-        limit = context_length(self.module)
-        if limit is not None and positions > limit:
-            raise PositionError(
-                f"An offset of {positions - 1} is outside the model's context", None, f"It has {limit} positions."
-            )
-        ids = probe_ids(self.module)
-        ids = ids.repeat(1, -(-positions // ids.shape[1]))[:, :positions]
-        writes = [i for i, write in enumerate(self.anatomy.writes) if write.attention is not None]
-        with unedited(self.module):
-            return operands_of(self.module, self.anatomy, writes, ids, **base_arguments(self.module))
-
-    def attribution_patching(self, pair: PatchPair, **options: Any) -> PatchingEstimates:
-        """What patching each unit would do, estimated; see `mainstem.intervene.attributing.attribution_patching`."""
-        return attribution_patching(self, pair, **options)
-
-    def edge_scores(self, pairs: PatchPair | Sequence[PatchPair], **options: Any) -> EdgeScores:
-        """What corrupting each edge alone would do, estimated; see `mainstem.intervene.attributing.edge_scores`."""
-        return edge_scores(self, pairs, **options)
-
-    def circuit(self, pairs: PatchPair | Sequence[PatchPair], size: int, **options: Any) -> Circuit:
-        """The circuit of a size, and what it does by itself.
-
-        See `mainstem.intervene.attributing.circuit` for the options.
-        """
-        return circuit(self, pairs, size, **options)
 
     def provenance(self) -> Provenance:
         """Versions, model, dtype, device, seed and date, for every result."""

@@ -29,6 +29,8 @@ from mainstem.model.spine import blocks_of, latest_writes, spine_of
 from mainstem.model.stream import StreamWalk, find_head, find_root
 
 PRIMES = (11, 13, 17, 19, 23, 29, 31, 37)
+SHORT_PROBE = 7
+"""How long the prompt of a certificate is: a source and a destination of their own, at little cost."""
 
 
 @torch.no_grad()
@@ -122,6 +124,11 @@ def probe_ids(model: torch.nn.Module) -> Tensor:
     low = min(5, high // 4)
     ids = torch.randperm(min(high - low, 50_000), generator=generator)[:count] + low
     return ids[None].to(table.device)
+
+
+def short_probe_ids(model: torch.nn.Module) -> Tensor:
+    """The first `SHORT_PROBE` of them, [1, positions]."""
+    return probe_ids(model)[:, :SHORT_PROBE]
 
 
 def _embedding_table(model: torch.nn.Module) -> Tensor:
