@@ -7,8 +7,8 @@ from torch import nn
 
 import mainstem
 from mainstem import Edit, Model, Unit
+from mainstem.causal.edit_methods import Method
 from mainstem.causal.edited import unedited
-from mainstem.causal.edits import Method
 from mainstem.errors import (
     CertificateError,
     EditError,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from mainstem.causal import edits as methods
 from mainstem.causal.changes import Change
-from mainstem.causal.edits import Edit, Values
+from mainstem.causal.edit_methods import Values
+from mainstem.causal.edits import Edit
 from mainstem.causal.expert_changes import ExpertChange
 from mainstem.causal.head_changes import HeadChange
 from mainstem.causal.pieces import Attending, Entries, Piece, PieceMap, Scale, overlapping

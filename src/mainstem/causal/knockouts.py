@@ -16,8 +16,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from mainstem.causal.edit_methods import Knockout
 from mainstem.causal.edited_rows import EditedRows, Row
-from mainstem.causal.edits import Knockout
 from mainstem.causal.head_changes import HeadChange
 from mainstem.causal.pieces import Attending, PieceMap
 from mainstem.errors import LevelRefusedError, PositionError, UsageError
