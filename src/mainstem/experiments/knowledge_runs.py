@@ -89,15 +89,7 @@ def run_prompt(
 
     lists = compared_units(trace, ranker, target, scores, ranks)
     compared = dict(zip(lists, after(list(lists.values())), strict=True))
-    chosen = {
-        (name, size): ranker.top(wanted, counts, score)
-        for size, counts in SIZES.items()
-        for name, score, wanted in (
-            ("increase", "increase", target),
-            ("additive", "additive", target),
-            ("contrast", "increase", contrast),
-        )
-    }
+    chosen = _chosen(ranker, target, contrast)
     taken = dict(zip(map(" ".join, chosen), after([units_of(places) for places in chosen.values()]), strict=True))
     generator = torch.Generator().manual_seed(model.seed)
     pool = Pool(ranker.groups(), generator)
@@ -106,11 +98,11 @@ def run_prompt(
     against = named_sets(ranker, runs.clean, prompt, contrast, rivals, generator)
     values = increases_of(ranker, target)
     query_units = query_neurons(trace, values, target)
-    random_queries = [_random_like(pool, query_units) for _ in range(draws)] if query_units else []
     queries = {}
     if query_units:
-        first, *rest = after([query_units, *random_queries], everywhere=True)
-        queries = {"queries": first, "random": mean_outcome(rest)}
+        alike = [_random_like(pool, query_units) for _ in range(draws)]
+        found, *random = after([query_units, *alike], everywhere=True)
+        queries = {"queries": found, "random": mean_outcome(random)}
     return PromptRun(
         prompt=prompt,
         before=outcome(runs.clean[None], [prompt.id]),
@@ -123,6 +115,19 @@ def run_prompt(
         query_units=query_units,
         shares=_shares(trace, target),
     )
+
+
+def _chosen(ranker: Ranker, target: Target, contrast: Target) -> dict[tuple[str, str], list[Place]]:
+    """The units that are taken out, by ranking and size."""
+    return {
+        (name, size): ranker.top(wanted, counts, score)
+        for size, counts in SIZES.items()
+        for name, score, wanted in (
+            ("increase", "increase", target),
+            ("additive", "additive", target),
+            ("contrast", "increase", contrast),
+        )
+    }
 
 
 def compared_units(

@@ -5,7 +5,7 @@ numbers come from the result; a drawing only scales them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -100,20 +100,7 @@ def sigmoid_panel(curves: Sequence[Sigmoid], height: float = 250.0) -> Panel:
     def y(p: float) -> float:
         return bottom - (bottom - top) * p
 
-    parts = []
-    for p in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(f'<line class="axis" x1="{LEFT}" x2="{LEFT + PLOT:.0f}" y1="{y(p):.1f}" y2="{y(p):.1f}"/>')
-        parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(p) + 4:.1f}" text-anchor="end">{p:g}</text>')
-    for tick in _ticks(low, high):
-        text = esc(plain(tick, 0 if abs(tick) >= 1 or not tick else 1))
-        parts.append(
-            f'<line class="axis" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{bottom:.1f}" y2="{bottom + 5:.1f}"/>'
-        )
-        parts.append(f'<text class="small" x="{x(tick):.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{text}</text>')
-    what = "the unit’s before-softmax value on the token"
-    parts.append(
-        f'<text class="small" x="{LEFT + PLOT / 2:.0f}" y="{bottom + 38:.1f}" text-anchor="middle">{what}</text>'
-    )
+    parts = _sigmoid_axes(x, y, _ticks(low, high), bottom)
     lines = _spread([top + 14 + 60 * n for n in range(len(curves))], 60.0)
     for n, curve in enumerate(curves):
         css = f"s{min(n, 4)}"
@@ -128,6 +115,27 @@ def sigmoid_panel(curves: Sequence[Sigmoid], height: float = 250.0) -> Panel:
         parts += _sigmoid_words(curve, css, lines[n])
     height = max(height, (lines[-1] if lines else 0) + 54)
     return Panel(parts, height)
+
+
+def _sigmoid_axes(
+    x: Callable[[float], float], y: Callable[[float], float], ticks: Sequence[float], bottom: float
+) -> list[str]:
+    """Lines of equal probability, and the marks and the name of the axis below."""
+    parts = []
+    for p in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{LEFT + PLOT:.0f}" y1="{y(p):.1f}" y2="{y(p):.1f}"/>')
+        parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(p) + 4:.1f}" text-anchor="end">{p:g}</text>')
+    for tick in ticks:
+        text = esc(plain(tick, 0 if abs(tick) >= 1 or not tick else 1))
+        parts.append(
+            f'<line class="axis" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{bottom:.1f}" y2="{bottom + 5:.1f}"/>'
+        )
+        parts.append(f'<text class="small" x="{x(tick):.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{text}</text>')
+    what = "the unit’s before-softmax value on the token"
+    parts.append(
+        f'<text class="small" x="{LEFT + PLOT / 2:.0f}" y="{bottom + 38:.1f}" text-anchor="middle">{what}</text>'
+    )
+    return parts
 
 
 def _sigmoid_words(curve: Sigmoid, css: str, y: float) -> list[str]:

@@ -1,9 +1,9 @@
 """The use of the stream's room, on a text: effective ranks block by block, and who writes each dimension's variance."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mainstem.analysis.bandwidth import bandwidth
+from mainstem.analysis.bandwidth import Bandwidth, bandwidth
 from mainstem.results.subspace import Map, SubspaceReading
 from mainstem.weights.managing_memory import traced
 
@@ -29,19 +29,6 @@ def read_bandwidth(model: "Model", text: str | Sequence[int] | None = None) -> S
     streams = [trace.run.stream(layer)[1:].cpu() for layer in range(count + 1)]
     made = bandwidth(streams, model.seed)
     names = ["embed", *(f"L{layer}" for layer in range(count))]
-    total = made.shares @ made.variances / made.variances.sum()
-    middle = made.shares.median(1).values
-    rows = [
-        {
-            "layer": name,
-            "participation": rank.participation,
-            "entropy": rank.entropy,
-            "share": float(total[i]),
-            "median_share": float(middle[i]),
-            "erasing": float((made.shares[i] < 0).double().mean()),
-        }
-        for i, (name, rank) in enumerate(zip(names, made.ranks, strict=True))
-    ]
     widest = made.variances.argsort(descending=True)[:COLUMNS]
     return SubspaceReading(
         subject="bandwidth",
@@ -57,7 +44,7 @@ def read_bandwidth(model: "Model", text: str | Sequence[int] | None = None) -> S
             "noise": {"participation": made.noise.participation, "entropy": made.noise.entropy},
             "unexplained": made.unexplained,
         },
-        rows=rows,
+        rows=_rows(names, made),
         caption="effective rank of the stream after each, and the share of the final variance that each writes",
         maps=[
             Map(
@@ -70,3 +57,20 @@ def read_bandwidth(model: "Model", text: str | Sequence[int] | None = None) -> S
         ],
         notes=[f"The stream of {made.tokens} tokens fills {made.tokens - 1} directions at most."],
     )
+
+
+def _rows(names: Sequence[str], made: Bandwidth) -> list[dict[str, Any]]:
+    """A row for the embeddings and for each block."""
+    total = made.shares @ made.variances / made.variances.sum()
+    middle = made.shares.median(1).values
+    return [
+        {
+            "layer": name,
+            "participation": rank.participation,
+            "entropy": rank.entropy,
+            "share": float(total[i]),
+            "median_share": float(middle[i]),
+            "erasing": float((made.shares[i] < 0).double().mean()),
+        }
+        for i, (name, rank) in enumerate(zip(names, made.ranks, strict=True))
+    ]
