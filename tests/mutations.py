@@ -27,7 +27,8 @@ from torch import Tensor
 from mainstem.analysis import decompose as decomposing
 from mainstem.analysis.parts import UnitGrid
 from mainstem.model import experts
-from mainstem.model.experts import ExpertParts, ExpertRows
+from mainstem.model.expert_rows import ExpertRows
+from mainstem.model.experts import ExpertParts
 from mainstem.run import capture as capturing
 from mainstem.run.moment import HeadRun, Moment
 

@@ -20,7 +20,7 @@ from mainstem.analysis.parts import Columns, Group, Subvalues, UnitGrid, Vectors
 from mainstem.analysis.readout import before_softmax, normed, working_dtype
 from mainstem.errors import CertificateError, ChoiceError, LevelRefusedError
 from mainstem.model.anatomy import Write
-from mainstem.model.experts import ExpertRows
+from mainstem.model.expert_rows import ExpertRows
 from mainstem.model.graph import Evaluated, LinearMap, SumNode, bias_of, evaluate, maps_to_root
 from mainstem.run.moment import Moment
 from mainstem.units import Unit

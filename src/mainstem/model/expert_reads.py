@@ -16,14 +16,8 @@ from torch import Tensor
 
 from mainstem.model.activation import Activation, activation_of
 from mainstem.model.behaviour import index_map
-from mainstem.model.experts import (
-    ExpertRows,
-    UnreadableError,
-    data_operand,
-    expert_products,
-    expert_rows,
-    hidden_rows,
-)
+from mainstem.model.expert_rows import ExpertRows, UnreadableError, data_operand, expert_rows, hidden_rows
+from mainstem.model.experts import expert_products
 from mainstem.model.program import one_call
 from mainstem.model.recorder import Value
 from mainstem.model.stream import PRODUCTS

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite, Write
 from mainstem.model.expert_reads import ReadRows, read_rows
-from mainstem.model.experts import ExpertParts, ExpertRows, expert_parts, find_sum
+from mainstem.model.expert_rows import ExpertRows
+from mainstem.model.experts import ExpertParts, expert_parts, find_sum
 from mainstem.model.graph import Gate, gates_of
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.layouts import PositionAxis, by_position, by_token

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertSite
 from mainstem.model.expert_reads import ReadRows
-from mainstem.model.experts import ExpertParts, ExpertRows
+from mainstem.model.expert_rows import ExpertRows
+from mainstem.model.experts import ExpertParts
 from mainstem.model.graph import Gate
 from mainstem.model.hooks import Site
 from mainstem.run.capture import AttentionRun, Captured
