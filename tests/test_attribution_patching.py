@@ -7,6 +7,7 @@ import handmade
 import pytest
 import torch
 import zoo
+from tiny_models import hardly_different
 from torch import Tensor, nn
 
 import mainstem
@@ -105,13 +106,7 @@ def test_behind_a_linear_end_queries_and_keys_are_exact_through_the_softmax_only
 @pytest.mark.parametrize("name", marked(*BUILDERS_OF_ALL_SORTS))
 def test_small_differences_are_patched_as_estimated(name: str) -> None:
     """A donor whose token hardly differs: first order is all there is, whatever the model does."""
-    model = opened(name)
-    table = next(m for m in model.module.modules() if isinstance(m, nn.Embedding))
-    kept = table.weight.detach().clone()
-    noise = torch.randn(kept.shape[1], generator=torch.Generator().manual_seed(0), dtype=kept.dtype)
-    with torch.no_grad():
-        table.weight[DONOR[3]] = kept[BASE[3]] + 1e-3 * noise * kept.std()
-    try:
+    with hardly_different(opened(name).module, int(DONOR[3]), int(BASE[3])):
         made = patcher(name)
         effects = exact(made, 150)
         for query_key in ("linear", "exact"):
@@ -120,9 +115,6 @@ def test_small_differences_are_patched_as_estimated(name: str) -> None:
             assert size > 1e-7
             for key, value in effects.items():
                 assert found[key] == pytest.approx(value, abs=2e-2 * size), key
-    finally:
-        with torch.no_grad():
-            table.weight.copy_(kept)
 
 
 def test_a_head_is_patched_where_its_values_enter_the_output_matrix() -> None:

@@ -1,9 +1,12 @@
 """Tiny models by name, made by hand or of a family of the zoo."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import handmade
+import torch
 import zoo
 from torch import nn
 
@@ -26,3 +29,18 @@ def discovered(name: str, implementation: str = "eager") -> tuple[nn.Module, Ana
     """A model that tests share and leave as it is, and its anatomy."""
     model = build(name, attn_implementation=implementation)
     return model, discover(model, **arguments(name))
+
+
+@contextmanager
+def hardly_different(module: nn.Module, other: int, token: int) -> Iterator[None]:
+    """Inside, the embedding of `other` is nearly that of `token`: first order is all there is to what they change."""
+    table = next(m for m in module.modules() if isinstance(m, nn.Embedding))
+    kept = table.weight.detach().clone()
+    noise = torch.randn(kept.shape[1], generator=torch.Generator().manual_seed(0), dtype=kept.dtype)
+    with torch.no_grad():
+        table.weight[other] = kept[token] + 1e-3 * noise * kept.std()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            table.weight.copy_(kept)
