@@ -134,7 +134,7 @@ def ablation_section(
     say: Say = lambda text: None,
 ) -> tuple[AblationSection, list[str]]:
     """The section of the report, and notes; see `ablate_dimensions`."""
-    inputs = {where: read_inputs(model.anatomy, where) for where in WHERES}
+    inputs: dict[Where, list[ReadInput]] = {where: read_inputs(model.anatomy, where) for where in WHERES}
     moments, outliers = _measured(model, inputs, on.windows, say)
     chosen = chosen_dimensions(by, count, moments["attention"], outliers, given)
     short = windows(on.ids[:control_tokens], min(on.windows.length, control_tokens, len(on.ids)))

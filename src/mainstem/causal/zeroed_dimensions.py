@@ -141,7 +141,7 @@ def changed_run(model: torch.nn.Module, changes: Sequence[Change], **forward: An
     device = next(model.parameters()).device
 
     def run(ids: Tensor) -> Tensor:
-        with tapped(model, change_taps(changes, Pass(*ids.shape))):
+        with tapped(model, change_taps(changes, Pass(ids.shape[0], ids.shape[1]))):
             return logits_of(model(input_ids=ids.to(device), **forward))
 
     return run
