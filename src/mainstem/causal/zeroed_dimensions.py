@@ -73,6 +73,17 @@ def read_inputs(anatomy: Anatomy, where: Where) -> list[ReadInput]:
     return found
 
 
+def left_out(anatomy: Anatomy) -> list[str]:
+    """What "everywhere" does not hold, each in a sentence."""
+    notes = [
+        f"What the experts of {unit} read is left as it is."
+        for unit in dict.fromkeys(read.unit for read in anatomy.expert_reads)
+    ]
+    if anatomy.readout.opaque is not None:
+        notes.append("What the logits are made from is left as it is: the readout is no norm and unembedding.")
+    return notes
+
+
 def _input(name: str, layer: int | None, sites: Sequence[Site]) -> ReadInput:
     return ReadInput(StreamPoint(name, "input", layer, sites[0]), tuple(dict.fromkeys(sites)))
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_kurtosis import KurtosisSection
 from mainstem.results.basis_rounding import RoundingSection
-from mainstem.results.explanation import Provenance
+from mainstem.results.reading import Provenance
 
 SECTIONS = ("kurtosis", "ablations", "rounding")
 """The sections, in the order in which they are shown; each is a field of `BasisReport`."""
