@@ -16,6 +16,8 @@ CANCELLATION = 0.5
 ONE_DIMENSION = 0.5
 OUTLIER = 10.0
 """How many times the share of an ordinary direction one shared direction has when it is worth a warning."""
+OVERSTATED = 10.0
+"""How many times as much as a constant zero must raise the loss for a warning."""
 EARLY = 3
 EARLY_LAYERS = 1 / 3
 """The part of the layers whose units are compared with random directions."""
@@ -237,3 +239,41 @@ def shared_direction_warning(kind: str, weight: float, dimension: int, entry: fl
         f"{weight:.0f} times its share of what is read and written; compare the numbers without it."
     )
     return [Warning("one-dimension", text, round(weight, 2))]
+
+
+def zero_warning(zeroed: float, constant: float) -> list[Warning]:
+    """Zero as an ablation that breaks what a constant leaves whole (Sun et al. 2024).
+
+    Args:
+        zeroed: how much zeroing raises the loss, in nats.
+        constant: how much the mean in the same place does.
+    """
+    if zeroed <= OVERSTATED * max(constant, 0.0):
+        return []
+    text = (
+        f"zeroing raises the loss by {zeroed:.2f} nats, the mean in the same place by {constant:.2f}: the model needs "
+        "that these dimensions are large more than what varies in them."
+    )
+    return [Warning("zero-ablation", text, round(zeroed, 4))]
+
+
+def size_warning(zeroed: float, control: float) -> list[Warning]:
+    """Dimensions that do no more than their size does elsewhere.
+
+    Args:
+        zeroed: how much zeroing them raises the loss, in nats.
+        control: the same for the worst draw of random dimensions of which as much is subtracted.
+    """
+    if zeroed > control:
+        return []
+    text = (
+        f"subtracting as much from random dimensions raises the loss by up to {control:.2f} nats, zeroing these by "
+        f"{zeroed:.2f}: how large they are may count, and not which they are."
+    )
+    return [Warning("size-alone", text, round(control, 4))]
+
+
+def overflow_warning(dtype: str, unit: str, largest: float) -> list[Warning]:
+    """A stream that leaves the range of a dtype, and who wrote what it cannot hold."""
+    text = f"in {dtype} the stream overflows with what {unit} writes: a coordinate becomes {largest:.3g}."
+    return [Warning("overflow", text, largest)]

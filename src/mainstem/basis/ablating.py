@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.analysis.outliers import Criterion
+from mainstem.analysis.warnings import Warning
 from mainstem.basis import ablation_rows as rows
 from mainstem.basis.choosing_dimensions import CHOICES, chosen_dimensions, given_dimensions, require_controls
 from mainstem.basis.measuring import forward_of
@@ -37,13 +38,14 @@ from mainstem.causal.zeroed_dimensions import (
     Where,
     at_mean,
     changed_run,
+    left_out,
     nearest_dimensions,
     random_dimensions,
     read_inputs,
     subtracted,
     zeroed,
 )
-from mainstem.errors import ChoiceError
+from mainstem.errors import ChoiceError, LevelRefusedError
 from mainstem.lab.texts import Text
 from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_report import BasisReport
@@ -108,12 +110,13 @@ def ablate_dimensions(
         raise ChoiceError("way to choose dimensions", by, CHOICES)
     d_model = model.anatomy.sizes.d_model
     given = None if dimensions is None else given_dimensions(dimensions, d_model)
-    require_controls(whole_number("count", count), d_model)
+    if given is None:
+        require_controls(whole_number("count", count), d_model)
     on = reference(model, text, tokens, window)
-    section, notes = ablation_section(model, on, given, by, count, control_tokens, draws, top, say)
+    section, warnings, notes = ablation_section(model, on, given, by, count, control_tokens, draws, top, say)
     return BasisReport(
         provenance=model.provenance(),
-        warnings=rows.warnings(section),
+        warnings=[warning.as_dict() for warning in warnings],
         model=model.summary,
         text=on.summary(),
         ablations=section,
@@ -132,15 +135,15 @@ def ablation_section(
     draws: int = DRAWS,
     top: int = 10,
     say: Say = lambda text: None,
-) -> tuple[AblationSection, list[str]]:
-    """The section of the report, and notes; see `ablate_dimensions`."""
-    inputs = {where: read_inputs(model.anatomy, where) for where in WHERES}
+) -> tuple[AblationSection, list[Warning], list[str]]:
+    """The section of the report, warnings and notes; see `ablate_dimensions`."""
+    inputs: dict[Where, list[ReadInput]] = {where: read_inputs(model.anatomy, where) for where in WHERES}
     moments, outliers = _measured(model, inputs, on.windows, say)
     chosen = chosen_dimensions(by, count, moments["attention"], outliers, given)
     short = windows(on.ids[:control_tokens], min(on.windows.length, control_tokens, len(on.ids)))
     work = _Work(model, inputs, moments, torch.tensor(chosen.dimensions), draws, say)
     whole, controls = work.whole(on.windows), work.controls(short)
-    patterns, heads = work.patterns(short)
+    patterns, heads, refused = work.patterns(short)
     section = AblationSection(
         chosen_by=chosen.by,
         dimensions=rows.dimension_rows(chosen.dimensions, work.sizes, controls),
@@ -156,7 +159,7 @@ def ablation_section(
         verdicts=rows.verdicts(controls),
         top=top,
     )
-    return section, chosen.notes
+    return section, rows.warnings(whole, controls), [*chosen.notes, *left_out(model.anatomy), *refused]
 
 
 def _measured(
@@ -238,15 +241,21 @@ class _Work:
         runs |= {name: changed_run(module, made, **self.forward) for name, made in changes.items()}
         return evaluate(runs, on, report=_progress(self.say, what, on.n_tokens))
 
-    def patterns(self, on: Windows) -> tuple[dict[str, Float[Tensor, "unit measure"]], list[Unit]]:
-        """Of the first window every head's measures under each variant, each layer by itself; and the heads."""
+    def patterns(self, on: Windows) -> tuple[dict[str, Float[Tensor, "unit measure"]], list[Unit], list[str]]:
+        """Of the first window every head's measures under each variant, each layer by itself; the heads; notes.
+
+        Where no attention can be taken apart there are no heads, and a note says why.
+        """
         ids = on.ids[:1].to(next(self.model.module.parameters()).device)
         variants = {"none": [], **self.ablations("attention"), **self.compared("attention")}
         found: dict[str, list[Tensor]] = {name: [] for name in variants}
         heads: list[Unit] = []
-        for own, measures in top_attention(self.model.module, self.model.anatomy, ids, variants, **self.forward):
-            heads += own
-            self.say(f"attention patterns: {own[0].sublayer}")
-            for name, measured in measures.items():
-                found[name].append(measured.cpu())
-        return {name: torch.cat(measures) for name, measures in found.items()}, heads
+        try:
+            for own, measures in top_attention(self.model.module, self.model.anatomy, ids, variants, **self.forward):
+                heads += own
+                self.say(f"attention patterns: {own[0].sublayer}")
+                for name, measured in measures.items():
+                    found[name].append(measured.cpu())
+        except LevelRefusedError as refusal:
+            return {}, [], [f"{refusal.description}."]
+        return {name: torch.cat(measures) for name, measures in found.items()}, heads, []

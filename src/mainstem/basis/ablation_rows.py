@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,12 +9,11 @@ from torch import Tensor
 
 from mainstem.analysis.statistics import difference
 from mainstem.analysis.top_mass import MEASURES
-from mainstem.analysis.warnings import Warning
+from mainstem.analysis.warnings import Warning, size_warning, zero_warning
 from mainstem.basis.reference import Reference
 from mainstem.causal.evaluation import Evaluation
 from mainstem.results.basis_ablations import (
     AblationRow,
-    AblationSection,
     ControlVerdict,
     DimensionRow,
     GroupRow,
@@ -33,8 +31,6 @@ BEFORE = 6
 """How many tokens are shown before one."""
 EARLY = 32
 """The positions of a window that count as its beginning."""
-OVERSTATED = 10.0
-"""How many times as much as the mean zero must raise the loss for a warning."""
 MOST = 700.0
 """The largest exponent: beyond it a float overflows."""
 
@@ -102,7 +98,7 @@ def verdicts(controls: Evaluations) -> list[ControlVerdict]:
     for where in ("attention", "everywhere"):
         own = change(controls[f"{where} zero"], plain)
         for control in CONTROLS:
-            draws = [change(run, plain) for name, run in controls.items() if name.startswith(f"{where} {control} ")]
+            draws = draws_of(controls, where, control)
             raised = math.expm1(min(_mean(draws), MOST))
             times = math.expm1(min(own, MOST)) / raised if raised > 0 else None
             found.append(ControlVerdict(where, control, times, own > max(draws)))
@@ -128,6 +124,8 @@ def pattern_rows(patterns: Patterns) -> list[PatternRow]:
 
 def layer_rows(heads: Sequence[Unit], patterns: Patterns) -> list[LayerRow]:
     """A row for each sublayer, a mean over its heads."""
+    if not heads:
+        return []
     top = MEASURES.index("top")
     random = torch.stack([own[:, top] for name, own in patterns.items() if name.startswith("random ")]).mean(0)
     columns = (patterns["none"][:, top], patterns["zero"][:, top], random)
@@ -140,6 +138,8 @@ def layer_rows(heads: Sequence[Unit], patterns: Patterns) -> list[LayerRow]:
 
 def head_rows(heads: Sequence[Unit], patterns: Patterns) -> list[HeadRow]:
     """A row for each head, the most moved first."""
+    if not heads:
+        return []
     top, first, moved = (MEASURES.index(name) for name in ("top", "first", "moved"))
     plain, zero = patterns["none"].tolist(), patterns["zero"].tolist()
     rows = [
@@ -192,28 +192,14 @@ def _seen_before(ids: Tensor) -> Tensor:
 # --- warnings ---------------------------------------------------------------------------------------------
 
 
-def warnings(section: AblationSection) -> list[dict[str, Any]]:
-    """What a reader of the section should know."""
-    runs = {(run.where, run.what): run for run in section.runs if run.tokens == section.tokens}
-    zero, mean = runs["attention", "zero"], runs["attention", "mean_by_place"]
-    found = []
-    if zero.change > OVERSTATED * max(mean.change, 0.0) and zero.low > 0:
-        found.append(
-            Warning(
-                "zero-overstates",
-                f"Zeroing raises the loss by {zero.change:.2f} nats, a constant in the same place by "
-                f"{mean.change:.2f}: the model needs the dimensions' mean more than what varies in them.",
-                zero.change,
-            )
-        )
-    for verdict in section.verdicts:
-        if verdict.where == "attention" and verdict.control == "same_norm" and not verdict.beats:
-            found.append(
-                Warning(
-                    "size-alone",
-                    "Subtracting as much from random dimensions raises the loss as much: what counts may be how large "
-                    "the dimensions are, not which they are.",
-                    verdict.times if verdict.times is not None else math.inf,
-                )
-            )
-    return [warning.as_dict() for warning in found]
+def warnings(whole: Evaluations, controls: Evaluations) -> list[Warning]:
+    """What a reader of the section should know, of what is done at attention's inputs."""
+    zero, constant = (change(whole[f"attention {what}"], whole[PLAIN]) for what in ("zero", "mean_by_place"))
+    short = change(controls["attention zero"], controls[PLAIN])
+    return zero_warning(zero, constant) + size_warning(short, max(draws_of(controls, "attention", "same_norm")))
+
+
+def draws_of(controls: Evaluations, where: str, control: str) -> list[float]:
+    """How much more loss each draw of a control has."""
+    plain = controls[PLAIN]
+    return [change(run, plain) for name, run in controls.items() if name.startswith(f"{where} {control} ")]

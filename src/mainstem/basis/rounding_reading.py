@@ -25,7 +25,7 @@ from mainstem.analysis.rounding import (
     addition,
     one_is_lost_from,
 )
-from mainstem.analysis.warnings import Warning
+from mainstem.analysis.warnings import Warning, overflow_warning
 from mainstem.basis.reference import Reference, reference
 from mainstem.lab.texts import Text
 from mainstem.model.graph import NormNode, StreamGraph, SumNode, evaluate
@@ -60,7 +60,7 @@ def read_rounding(model: "Model", text: Text | str | Path = "drama", tokens: int
     section = rounding_section(model, on)
     return BasisReport(
         provenance=model.provenance(),
-        warnings=overflow_warnings(section),
+        warnings=[warning.as_dict() for warning in overflows(section)],
         model=model.summary,
         text=on.summary(),
         rounding=section,
@@ -142,14 +142,11 @@ def _writes(name: str, added: AddedUp, units: list[str], sizes: list[float]) -> 
     ]  # fmt: skip
 
 
-def overflow_warnings(section: RoundingSection) -> list[dict]:
+def overflows(section: RoundingSection) -> list[Warning]:
     """A warning for each dtype that cannot hold the stream."""
     return [
-        Warning(
-            "overflow",
-            f"In {row.dtype} the stream overflows with what {row.overflow} writes.",
-            row.largest,
-        ).as_dict()
+        warning
         for row in section.dtypes
         if row.overflow is not None
+        for warning in overflow_warning(row.dtype, row.overflow, row.largest)
     ]

@@ -73,6 +73,17 @@ def read_inputs(anatomy: Anatomy, where: Where) -> list[ReadInput]:
     return found
 
 
+def left_out(anatomy: Anatomy) -> list[str]:
+    """What "everywhere" does not hold, each in a sentence."""
+    notes = [
+        f"What the experts of {unit} read is left as it is."
+        for unit in dict.fromkeys(read.unit for read in anatomy.expert_reads)
+    ]
+    if anatomy.readout.opaque is not None:
+        notes.append("What the logits are made from is left as it is: the readout is no norm and unembedding.")
+    return notes
+
+
 def _input(name: str, layer: int | None, sites: Sequence[Site]) -> ReadInput:
     return ReadInput(StreamPoint(name, "input", layer, sites[0]), tuple(dict.fromkeys(sites)))
 
@@ -141,7 +152,7 @@ def changed_run(model: torch.nn.Module, changes: Sequence[Change], **forward: An
     device = next(model.parameters()).device
 
     def run(ids: Tensor) -> Tensor:
-        with tapped(model, change_taps(changes, Pass(*ids.shape))):
+        with tapped(model, change_taps(changes, Pass(ids.shape[0], ids.shape[1]))):
             return logits_of(model(input_ids=ids.to(device), **forward))
 
     return run

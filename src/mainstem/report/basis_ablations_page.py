@@ -57,6 +57,8 @@ def _layers(section: AblationSection) -> str:
 
 
 def _heads(section: AblationSection) -> str:
+    if not section.heads:
+        return ""
     cells = {row.head: row for row in section.heads}
     layers = sorted({_layer(head) for head in cells}, key=lambda name: int(re.findall(r"\d+", name)[0]))
     numbers = sorted({int(head.rpartition("H")[2]) for head in cells})
@@ -76,7 +78,7 @@ def _heads(section: AblationSection) -> str:
 
     drawn = heatmap(layers, [f"H{n}" for n in numbers], moved, 1.0, text, title, "weight that moves", least="0")
     caption = "how much of a head’s attention goes elsewhere with the dimensions zeroed where its layer reads"
-    return p.section("Heads", p.esc(caption), drawn) if layers else ""
+    return p.section("Heads", p.esc(caption), drawn)
 
 
 def _layer(head: str) -> str:
