@@ -19,7 +19,7 @@ from mainstem.model.hooks import Site
 from mainstem.model.program import Program, dependents, extract, one_call
 from mainstem.model.recorder import Call, Frame, Recording, Value, record
 from mainstem.model.sites import SiteFinder
-from mainstem.model.stream import PRODUCTS, StreamWalk, find_head, find_root
+from mainstem.model.stream import PRODUCTS, StreamWalk, find_head, find_root, is_weight_product
 from mainstem.model.turning import Bracket, Gain, Gains, Place, Turn, Turning
 
 MAX_OPEN = 40
@@ -47,9 +47,26 @@ def find_turning(model: torch.nn.Module, **forward: Any) -> Turning:
         if not isinstance(logits, Tensor) or logits.dim() != 3:
             raise NoLanguageHeadError("The model returns no logits over a vocabulary", type(model).__name__)
         walk, root = find_root(recording, find_head(recording, logits)[2], ids.shape[1])
-        return _Search(recording, walk).run(root)
+        found = _Search(recording, walk).run(root)
+        _check_seen(model, recording, found.turns)
+        return found
     finally:
         recording.release()
+
+
+def _check_seen(model: torch.nn.Module, recording: Recording, turns: Sequence[Turn]) -> None:
+    """Refuses a tensor that no recorded token used, where its like in a neighbouring module turns."""
+
+    def kind(name: str) -> str:
+        return ".".join("" if word.isdigit() else word for word in name.split("."))
+
+    used = {id(value.holder) for value in recording.values if value.parameter is not None}
+    turned = {kind(str(turn.place)) for turn in turns}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in used and kind(name) in turned:
+            raise RefusedError(
+                "No token of the recorded run used this tensor, and its like turns", name, "It cannot be known how it does."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +96,14 @@ class _Search:
         self.marks: dict[int, _Mark] = {}
         self.places: dict[int, tuple[Place, ...]] = {}
         self.open: dict[int, tuple[Value, ...]] = {}
+        self.openers: dict[int, Call] = {}
         self.plain: list[Place] = []
         self.decided: dict[int, set[int]] = defaultdict(set)
         self.stream: set[int] = set()
-        self.gains: dict[Any, Gain] = {}
+        self.gains: dict[int | str, Gain] = {}
         self.turns: list[Turn] = []
         self.brackets: list[Bracket] = []
-        self.queue: list[tuple[int, int, Call]] = []
+        self.queue: list[tuple[int, int, Value | Call]] = []
         self.number = count()
         self.users: dict[int, dict[int, Call]] = defaultdict(dict)
         for value in recording.values:
@@ -99,12 +117,15 @@ class _Search:
         self.stream = {value.id for value in values}
         for value in values:
             if not self.walk.step(value).terms:
-                self._write(value)
+                heapq.heappush(self.queue, (value.id, -1, value))
         while self.queue:
-            call = heapq.heappop(self.queue)[2]
-            for result in list(call.outputs):
-                self._meet(call, result)
-        turns = settled(self.turns)
+            one = heapq.heappop(self.queue)[2]
+            if isinstance(one, Value):
+                self._write(one)
+            else:
+                for result in list(one.outputs):
+                    self._meet(one, result)
+        turns = settled(self.turns, self.plain)
         kept = [bracket for gain in self.gains.values() if gain.kept for bracket in gain.brackets]
         folded = tuple(gain for gain in self.gains.values() if not gain.kept)
         brackets = tuple(dict.fromkeys([*self.brackets, *kept]))
@@ -152,24 +173,27 @@ class _Search:
         """A write turns with the tensors that make it, or else while the model runs."""
         axis = self.reflections.axes(leaf.shape)[0]
         found = self._behind(leaf, axis, None)
-        if found is None:
+        operands = leaf.call.operands() if leaf.call is not None else []
+        if found is None and not any(o.id in self.marks or o.id in self.open for o in operands):
             self.brackets.append(Bracket((), ((self.finder.site(leaf, whole=True), axis),), where(leaf.call)))
             self._mark(leaf, axis)
-        else:
+        elif found is not None:
             self._commit(found)
             self.turns.extend(Turn(place) for place in self.places[leaf.id])
 
     def _commit(self, found: dict[int, _Behind]) -> None:
         for value_id, behind in found.items():
             self.places[value_id] = behind.places
-            self._mark(behind.value, behind.axis)
+            if value_id in self.marks:
+                self._keep(self.marks[value_id].gains)
+            else:
+                self._mark(behind.value, behind.axis)
 
     def _behind(self, value: Value, axis: int, frame: Frame | None, depth: int = 0) -> dict[int, _Behind] | None:
         """Everything that must turn so that `value` does, itself last; None if the model's tensors do not make it."""
         known = self.marks.get(value.id)
         if known is not None:
-            fits = known.axis == axis and not known.gains
-            return {value.id: _Behind(value, axis, self.places.get(value.id, ()))} if fits else None
+            return {value.id: _Behind(value, axis, self.places.get(value.id, ()))} if known.axis == axis else None
         if value.parameter is not None and not value.active:
             return {value.id: _Behind(value, axis, (place_of(value, axis, frame),))}
         call = value.call
@@ -206,6 +230,8 @@ class _Search:
             for some in combinations(able, size):
                 for axes in product(*(axes for _, axes in some)):
                     yield [(operand, axis) for (operand, _), axis in zip(some, axes, strict=True)]
+        if len(able) > most:  # many parts joined
+            yield [(operand, axes[0]) for operand, axes in able]
 
     # --- forwards: what uses a value that turns ---
 
@@ -222,6 +248,10 @@ class _Search:
             for operand in marked:
                 if _same(operand, result):
                     self._mark(result, self.marks[operand.id].axis, self.marks[operand.id].gains)
+            return
+        if not opened and is_weight_product(call) and not weights_of(call, sources):  # it needs its weight to turn too
+            if not self._together(call, result, sources):
+                self._leave_open(call, result, sources)
             return
         program = extract(result, sources) if opened else one_call(result, sources)
         answer = self.reflections.turns(program, self._inputs(sources))
@@ -310,12 +340,13 @@ class _Search:
 
     def _gained(self, call: Call, result: Value, sources: list[Value], opened: bool) -> bool:
         """Whether the result is a factor for each dimension times something that turns, plus perhaps a bias."""
-        if len(sources) != 1:
+        streams = [source for source in sources if source.active]
+        if len(streams) != 1:
             return False
-        source, = sources
+        (source,) = streams
         calls = [v.call for v in dependents(result, sources) if v.call is not None] if opened else [call]
         vectors = list({o.id: o for c in calls for o in c.operands() if self._is_vector(o)}.values())
-        for factor in vectors:
+        for factor in (v for v in vectors if v.id not in self.marks):
             for bias in (None, *(v for v in vectors if v is not factor)):
                 axis = self._factor_axis(result, source, factor, bias, opened)
                 if axis is None:
@@ -331,8 +362,8 @@ class _Search:
 
     def _is_vector(self, value: Value) -> bool:
         tensor = value.tensor
-        vector = tensor.is_floating_point() and tensor.numel() == self.walk.width == tensor.shape[-1]
-        return vector and not value.active and value.id not in self.marks
+        whole = tensor.dim() > 0 and tensor.numel() == self.walk.width == tensor.shape[-1]
+        return whole and tensor.is_floating_point() and not value.active
 
     def _factor_axis(
         self, result: Value, source: Value, factor: Value, bias: Value | None, opened: bool
@@ -371,10 +402,8 @@ class _Search:
             parameter = vectors[0]
         if parameter.parameter is None:
             value = factor.tensor.double().reshape(-1)
-            return self.gains.setdefault(factor.id, Gain(None, value, None, where(call), kept=True))
+            return self.gains.setdefault(f"value {factor.id}", Gain(None, value, None, where(call), kept=True))
         place = place_of(parameter, -1, call.frame)
-        if place in self.gains:
-            return self.gains[place]
         value = parameter.tensor.double().reshape(-1)
         unit: Tensor | None = torch.ones_like(value)
         if parameter is not factor:
@@ -386,8 +415,12 @@ class _Search:
             else:
                 constant = form.constant.reshape(-1)
                 value, unit = constant + slope * value, (1 - constant) / slope
-        self.gains[place] = Gain(place, value, unit, where(call), kept=unit is None)
-        return self.gains[place]
+        same = [gain for gain in self.gains.values() if gain.place == place]
+        found = next((gain for gain in same if torch.equal(gain.value, value)), None)
+        if found is None:
+            found = self.gains[len(self.gains)] = Gain(place, value, unit, where(call), kept=unit is None)
+            self._keep((*same, found) if same else ())  # one parameter, two factors: it cannot make both one
+        return found
 
     def _bracketed(self, call: Call, result: Value, marked: list[Value]) -> bool:
         """A value of the stream that nothing else explains is made in the old basis."""
@@ -408,17 +441,20 @@ class _Search:
     def _leave_open(self, call: Call, result: Value, sources: list[Value]) -> None:
         """Neither turned nor blind yet: what follows may close it."""
         steps = len(dependents(result, sources))
+        opened = [o for o in call.operands() if o.id in self.open]
+        first = self.openers[opened[0].id] if opened else call
         if call.name in PRODUCTS or steps > MAX_OPEN or not result.tensor.is_floating_point():
             raise RefusedError(
-                f"The stream is read by something that is no matrix (it reaches {call.name})",
-                where(call),
-                "A rotation of the stream can be undone only in matrices that read it.",
+                f"The stream is used in its own basis by {first.name}, and not by a matrix alone",
+                where(first),
+                "A rotation can be undone only in matrices that read the stream; this model is not rotated.",
             )
         self.open[result.id] = tuple(sources)
+        self.openers[result.id] = first
         self._spread(result)
 
 
-def settled(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+def settled(turns: Sequence[Turn], plain: Sequence[Place]) -> tuple[Turn, ...]:
     """Each tensor once; where two reads of one tensor would fold different gains, none is folded.
 
     Raises:
@@ -439,6 +475,10 @@ def settled(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     for turn in turns:
         if turn.within is None or not turn.within.kept:
             found.setdefault(turn.place, turn)
+    used = {(place.module, place.attribute) for place in plain}
+    for place in found:
+        if (place.module, place.attribute) in used:
+            raise RefusedError("A tensor is used both by the stream and elsewhere", str(place))
     shapes = {(place.module, place.attribute): place for place in found}
     if len(shapes) != len(found):
         twice = next(place for place in found if shapes[(place.module, place.attribute)] is not place)

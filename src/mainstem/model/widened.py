@@ -45,5 +45,10 @@ def _wide(leaf: Any) -> Any:
 @contextmanager
 def widened() -> Iterator[None]:
     """Every cast of floating numbers inside gives float64."""
-    with _Widened():
-        yield
+    own = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widened():
+            yield
+    finally:
+        torch.set_default_dtype(own)
