@@ -66,7 +66,7 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
     end, product, head_input = find_head(recording, logits)
     walk, root = find_root(recording, head_input, positions)
     finder = SiteFinder(recording, positions)
-    values = _expand(walk, root)
+    values = expand(walk, root)
     leaves = [value for value in values if not walk.step(value).terms]
     labelled = label_writes(leaves, values, recording, finder, walk)
     reads = find_reads(recording, walk, values, labelled, finder)
@@ -144,7 +144,7 @@ def _embedding_table(model: torch.nn.Module) -> Tensor:
     return module.weight  # type: ignore[return-value]
 
 
-def _expand(walk: StreamWalk, root: Value) -> list[Value]:
+def expand(walk: StreamWalk, root: Value) -> list[Value]:
     """Every stream value behind `root`, itself included, in the order in which they were made."""
     seen: dict[int, Value] = {}
     pending = [root]
@@ -159,7 +159,7 @@ def _expand(walk: StreamWalk, root: Value) -> list[Value]:
 def _with_reads(walk: StreamWalk, values: list[Value], inputs: list[Value]) -> list[Value]:
     seen = {value.id: value for value in values}
     for value in inputs:
-        seen |= {v.id: v for v in _expand(walk, value)}
+        seen |= {v.id: v for v in expand(walk, value)}
     return sorted(seen.values(), key=lambda value: value.id)
 
 
