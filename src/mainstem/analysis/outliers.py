@@ -38,7 +38,7 @@ class Feature:
         layers: the share of the layers where it has one.
         positions: the share of all positions of all places where it has one.
         count: how many values.
-        sign: the share of the commoner sign among them, negative where that is minus.
+        positive: the share of them above zero.
         quartiles: of these values, to 2.2 %.
         qualifies: whether the criterion holds.
     """
@@ -47,14 +47,14 @@ class Feature:
     layers: float
     positions: float
     count: int
-    sign: float
+    positive: float
     quartiles: tuple[float, float, float]
     qualifies: bool
 
     @property
     def one_sided(self) -> bool:
         """Whether practically all of its values have one sign."""
-        return abs(self.sign) >= ONE_SIDED
+        return max(self.positive, 1 - self.positive) >= ONE_SIDED
 
 
 class OutlierCounts:
@@ -116,13 +116,12 @@ class OutlierCounts:
     def _feature(self, dimension: int, layers: float, positions: float, criterion: Criterion) -> Feature:
         classes = self.classes[dimension]
         count, positive = int(classes.sum()), int(classes[CLASSES:].sum())
-        share = positive / count
         return Feature(
             dimension,
             layers,
             positions,
             count,
-            share if share >= 0.5 else share - 1,
+            positive / count,
             self._quartiles(classes),
             layers >= criterion.layers and positions >= criterion.positions,
         )

@@ -30,6 +30,7 @@ class Massive:
 
     Attributes:
         count: how many.
+        firsts: how many of them are at the first position of a window.
         value: the largest.
         times: how many times the median magnitude of its vector that is.
         token, place: its token's id, and where it is in the text.
@@ -37,6 +38,7 @@ class Massive:
     """
 
     count: int = 0
+    firsts: int = 0
     value: float = 0.0
     times: float = 0.0
     token: int = 0
@@ -64,23 +66,24 @@ class Peaks:
             places: where they are in the text.
             firsts: how many are at a first position; the ratio is that of the others.
         """
-        magnitude = x.abs()
-        largest = magnitude.amax(1)
+        largest = torch.maximum(x.amax(1), -x.amin(1))
         sample = (places[firsts:] % EVERY == 0).nonzero()[:, 0] + firsts
         if len(sample):
             chosen = sample.to(x.device)
-            ratios = largest[chosen].double().cpu() / _medians(magnitude[chosen])
+            ratios = largest[chosen].double().cpu() / _medians(x[chosen])
             self.ratio_sum += float(ratios[ratios.isfinite()].sum())
             self.sampled += int(ratios.isfinite().sum())
         for row in (largest > self.criterion.magnitude).nonzero()[:, 0].tolist():
-            self._note(x[row], float(_medians(magnitude[row : row + 1])[0]), int(ids[row]), int(places[row]))
+            median = float(_medians(x[row : row + 1])[0])
+            self._note(x[row], median, int(ids[row]), int(places[row]), row < firsts)
 
-    def _note(self, x: Float[Tensor, " d_model"], median: float, token: int, place: int) -> None:
+    def _note(self, x: Float[Tensor, " d_model"], median: float, token: int, place: int, first: bool) -> None:
         least = max(self.criterion.magnitude, self.criterion.times * median)
         for dimension in (x.abs() >= least).nonzero()[:, 0].tolist():
             found = self.massive.setdefault(dimension, Massive())
             value = float(x[dimension])
             found.count += 1
+            found.firsts += first
             found.tokens[token] += 1
             if abs(value) > abs(found.value):
                 found.value, found.token, found.place = value, token, place
@@ -92,8 +95,8 @@ class Peaks:
         return self.ratio_sum / self.sampled if self.sampled else float("nan")
 
 
-def _medians(magnitude: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
-    """Each row's median (the lower one of an even number); NumPy's selection is several times faster than torch's."""
-    middle = (magnitude.shape[1] - 1) // 2
-    rows = np.partition(magnitude.float().cpu().numpy(), middle, axis=1)[:, middle]
+def _medians(x: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
+    """Each row's median magnitude (the lower one of an even number); NumPy's selection is several times faster than torch's."""
+    middle = (x.shape[1] - 1) // 2
+    rows = np.partition(x.abs().float().cpu().numpy(), middle, axis=1)[:, middle]
     return torch.from_numpy(rows).double()
