@@ -75,7 +75,10 @@ def forward_of(model: "Model") -> Forward:
 
 
 def measure_stream(
-    model: "Model", on: Reference, magnitude: float = Criterion.magnitude, say: Callable[[str], None] = lambda text: None
+    model: "Model",
+    on: Reference,
+    magnitude: float = Criterion.magnitude,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Watched:
     """One pass over a text.
 

@@ -16,14 +16,15 @@ from mainstem.causal.stream_statistics import PointOutliers
 from mainstem.errors import UsageError
 from mainstem.lab.texts import Text
 from mainstem.results.basis_outliers import (
+    EmergenceSection,
     FeatureRow,
     MassiveRow,
-    OutlierReading,
     OutlierSection,
     OutlierTable,
     ScaleRow,
     VarianceRow,
 )
+from mainstem.results.basis_report import BasisReport
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -40,7 +41,7 @@ def read_outliers(
     window: int | None = None,
     criterion: Criterion = Criterion(),
     say: Callable[[str], None] = lambda text: None,
-) -> OutlierReading:
+) -> BasisReport:
     """Outlier features by the published criterion, in one model or in several.
 
     Args:
@@ -61,20 +62,21 @@ def read_outliers(
     on = reference(model, text, tokens, window)
     watched = measure_stream(model, on, criterion.magnitude, say=say)
     section = outlier_section(model, watched, criterion)
-    rows = [_scale_row(model, on, watched, section, eval_tokens, say)]
+    rows = [_scale_row(model, on, watched, section, eval_tokens, say)] if others else []
     for opening in others:
         other = opening()
         seen = reference(other, on.text, tokens, window)
         measured = measure_stream(other, seen, criterion.magnitude, say=say)
         made = outlier_section(other, measured, criterion)
         rows.append(_scale_row(other, seen, measured, made, eval_tokens, say))
-    return OutlierReading(
+    return BasisReport(
         provenance=model.provenance(),
         warnings=[],
         model=model.summary,
         text=on.summary() | {"eval_tokens": min(eval_tokens, on.windows.n_tokens)},
         outliers=section,
-        models=sorted(rows, key=lambda row: row.parameters),
+        emergence=EmergenceSection(sorted(rows, key=lambda row: row.parameters)) if others else None,
+        command="basis outliers",
     )
 
 

@@ -147,12 +147,23 @@ class PointMoments:
             raise NotFiniteError("A value of the stream is not finite", self.points[number].name)
         sums[number] = made if known is None else known + made
 
+    def only(self, numbers: Sequence[int]) -> "PointMoments":
+        """The same of some of the points."""
+        made = PointMoments([self.points[number] for number in numbers])
+        made.first = [self.first_positions(number) for number in numbers]
+        made.rest = [self.rest[number] for number in numbers]
+        return made
+
     def whole(self, number: int) -> Moments:
         """All tokens' moments at a point."""
+        first, rest = self.first_positions(number), self.without_first(number)
+        return rest if first is None else first + rest
+
+    def first_positions(self, number: int) -> Moments | None:
+        """The moments at a point of the first positions of windows; None if none was counted."""
         if self.held[number]:
             self._add_firsts(number)
-        first, rest = self.first[number], self.without_first(number)
-        return rest if first is None else first + rest
+        return self.first[number]
 
     def without_first(self, number: int) -> Moments:
         """The moments at a point without the first positions of windows."""

@@ -1,10 +1,8 @@
-"""A section of the basis report, and the result of `basis outliers`, as plain data: dimensions unlike the others."""
+"""Two sections of the basis report as plain data: dimensions unlike the others, and how they come with size."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from mainstem.results.explanation import Provenance
 
 
 @dataclass(frozen=True)
@@ -179,31 +177,18 @@ class ScaleRow:
 
 
 @dataclass(frozen=True)
-class OutlierReading:
-    """The result of `basis outliers`.
+class EmergenceSection:
+    """How outlier features come with size: several models on one text, by size."""
 
-    Attributes:
-        text: what it was measured on.
-        outliers: the first model's section.
-        models: all models, the first one too, by size.
-    """
-
-    provenance: Provenance
-    warnings: list[dict[str, Any]]
-    model: dict[str, Any]
-    text: dict[str, Any]
-    outliers: OutlierSection
     models: list[ScaleRow]
-    notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
-        return {"schema": "mainstem/basis-outliers/1", "command": "basis outliers", **asdict(self)}
+        """The section of the document."""
+        return asdict(self)
 
-    def about(self) -> dict[str, Any]:
-        """The document without what stands in the rows."""
-        return {name: value for name, value in self.as_dict().items() if name != "models"}
-
-    def cells(self) -> list[dict[str, Any]]:
-        """A row for each model."""
-        return [asdict(row) for row in self.models]
+    def cells(self) -> Iterator[tuple[str, str, float]]:
+        """(place, quantity, value) of every number of the table."""
+        for row in self.models:
+            for quantity, value in asdict(row).items():
+                if isinstance(value, int | float):
+                    yield row.model, quantity, float(value)
