@@ -48,11 +48,10 @@ class Watched:
         self,
         points: Sequence[StreamPoint],
         magnitude: float = Criterion.magnitude,
-        massive: MassiveCriterion = MassiveCriterion(),
     ) -> None:
-        self.points, self.massive_criterion = list(points), massive
+        self.points, self.massive_criterion = list(points), MassiveCriterion()
         self.moments = PointMoments(points)
-        self.peaks = PointPeaks(points, massive)
+        self.peaks = PointPeaks(points, self.massive_criterion)
         self.inputs = PointOutliers(points, "input", magnitude)
         self.heads = PointOutliers(points, "heads", magnitude)
         self.stream = PointOutliers(points, "stream", magnitude, per_rms=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mainstem.analysis.outliers import Criterion, Feature, OutlierCounts, variance_ranking
+from mainstem.analysis.outliers import PUBLISHED, Criterion, Feature, OutlierCounts, variance_ranking
 from mainstem.analysis.peaks import Massive
 from mainstem.basis.measuring import Watched, measure_stream
 from mainstem.basis.perplexing import perplexity
@@ -39,7 +39,7 @@ def read_outliers(
     tokens: int = 20_000,
     eval_tokens: int = 3_072,
     window: int | None = None,
-    criterion: Criterion = Criterion(),
+    criterion: Criterion = PUBLISHED,
     say: Callable[[str], None] = lambda text: None,
 ) -> BasisReport:
     """Outlier features by the published criterion, in one model or in several.
@@ -134,8 +134,8 @@ def _table(
 def _feature_row(one: Feature, counts: OutlierCounts) -> FeatureRow:
     by_place = counts.hits[:, one.dimension].double() / counts.tokens
     return FeatureRow(
-        one.dimension, one.qualifies, one.layers, one.positions, one.count, one.positive, one.one_sided, one.quartiles,
-        by_place.tolist(),
+        one.dimension, one.qualifies, one.layers, one.layers_often, one.positions, one.count, one.positive,
+        one.one_sided, one.quartiles, by_place.tolist(),
     )  # fmt: skip
 
 

@@ -203,7 +203,8 @@ class PointPeaks:
     def see(self, number: int, x: Tensor, rows: Rows) -> None:
         """Adds one batch's; see `Watcher`."""
         if number in self.peaks:
-            self.peaks[number].add(x, rows.ids, rows.places, rows.firsts)
+            length = rows.shape[1]
+            self.peaks[number].add(x, rows.ids, rows.places, rows.index // length, rows.index % length)
 
     def ratio(self, number: int) -> float | None:
         """The mean of the largest magnitude over the median one, where it was measured."""

@@ -8,8 +8,9 @@ from mainstem.report.text import compact
 from mainstem.results.basis_kurtosis import KurtosisSection, PointRow
 
 ROTATION = (
-    "the same vector, by its two coordinates: where an axis means something, a vector can lie on it, and one coordinate "
-    "is large; after a rotation nothing is lost, but no coordinate stands out. In many dimensions kurtosis measures this"
+    "the same vector, by its two coordinates: where an axis means something, a vector can lie on it, and one "
+    "coordinate is large; after a rotation nothing is lost, but no coordinate stands out. In many dimensions kurtosis "
+    "measures this"
 )
 
 
@@ -20,7 +21,7 @@ def kurtosis_section(section: KurtosisSection) -> str:
         p.section(TITLE, p.esc(CAPTION), f"<p>{p.esc(verdict(section).capitalize())}.</p>", _courses(states)),
         p.section("What sublayers read", "kurtosis after the norm of each sublayer", _courses(read)) if read else "",
         p.section("What a rotation does", p.esc(ROTATION), rotation_figure()),
-        p.section("All places", p.esc(summary(section)), _table(section.points)),
+        p.section("All places", p.esc(summary(section)), _details(section.points)),
     ]
     return "".join(parts)
 
@@ -29,12 +30,16 @@ def _courses(rows: list[PointRow]) -> str:
     if len(rows) < 2:
         return ""
     columns = {
-        "all tokens": [row.kurtosis for row in rows],
-        "without first": [row.without_first for row in rows],
+        "all": [row.kurtosis for row in rows],
+        "no-first": [row.without_first for row in rows],
         "rotated": [row.rotated for row in rows],
     }
     lines = [Course(name, values, compact(values[-1])) for name, values in columns.items()]
     return courses([row.name for row in rows], lines, "kurtosis along the stream, as it is and rotated")
+
+
+def _details(rows: list[PointRow]) -> str:
+    return f"<details><summary>all {len(rows)} places</summary>{_table(rows)}</details>"
 
 
 def _table(rows: list[PointRow]) -> str:

@@ -28,9 +28,9 @@ def verdict(section: KurtosisSection) -> str:
     rotated = [row.rotated for row in states]
     above = sum(row.without_first > row.rotated_largest for row in states)
     return (
-        f"{plain(middle.without_first, 1)} mid-stack and {plain(largest.without_first, 1)} at most (after {largest.name}), "
-        f"without first positions; {plain(min(rotated))} to {plain(max(rotated))} after random rotations: "
-        f"{above} of {len(states)} states are above every rotation"
+        f"{plain(middle.without_first, 1)} mid-stack and {plain(largest.without_first, 1)} at most (after "
+        f"{largest.name}), without first positions; {plain(min(rotated))} to {plain(max(rotated))} after random "
+        f"rotations: {above} of {len(states)} states are above every rotation"
     )
 
 

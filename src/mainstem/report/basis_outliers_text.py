@@ -27,8 +27,8 @@ def caption(section: OutlierSection) -> str:
     c = section.criterion
     return (
         f"one dimension with a magnitude of at least {c['magnitude']:g} in {c['layers']:.0%} of the layers and at "
-        f"{c['positions']:.0%} of all positions (Dettmers et al. 2022: 6, 25 %, 6 %); a layer counts once over all that "
-        "its matrices read, positions are pooled"
+        f"{c['positions']:.0%} of all positions (Dettmers et al. 2022: 6, 25 %, 6 %); a layer counts once over all "
+        "that its matrices read, positions are pooled"
     )
 
 
@@ -57,7 +57,7 @@ def tables(section: OutlierSection) -> list[ExperimentTable]:
 
 
 def _features(table: OutlierTable) -> ExperimentTable:
-    heads = ["dimension", "qualifies", "layers", "positions", "values", "sign", "quartiles"]
+    heads = ["dimension", "qualifies", "layers", "often", "positions", "values", "sign", "quartiles"]
     return ExperimentTable(
         f"Outliers in {KINDS[table.kind]}", found(table), heads, [_feature(row) for row in table.rows]
     )
@@ -70,6 +70,7 @@ def _feature(row: FeatureRow) -> list:
         str(row.dimension),
         mark,
         f"{row.layers:.0%}",
+        f"{row.layers_often:.0%}",
         f"{row.positions:.1%}",
         count(row.count),
         sign(row),
@@ -88,7 +89,7 @@ def _massive(section: OutlierSection) -> ExperimentTable:
     c = section.massive_criterion
     about = (
         f"single values of the stream above {c['magnitude']:g} and {count(int(c['times']))} times the median of their "
-        "vector (Sun et al. 2024); how many at the state that has most, and how many of these at a window’s first "
+        "window (Sun et al. 2024); how many at the state that has most, and how many of these at a window’s first "
         "position"
     )
     heads = ["dimension", "from", "to", "states", "values", "first", "largest", "× median", "on", "commonest tokens"]
@@ -114,8 +115,10 @@ def _variance(rows: list[VarianceRow]) -> ExperimentTable:
 
 def emergence_table(section: EmergenceSection) -> ExperimentTable:
     """Models by size."""
-    heads = ["model", "parameters", "layers", "d_model", "perplexity", "features", "one sign", "of layers", "of positions",
-             "per 2,048 tokens", "kurtosis"]  # fmt: skip
+    heads = [
+        "model", "parameters", "layers", "d_model", "perplexity", "features", "one sign", "of layers", "of positions",
+        "per 2,048 tokens", "kurtosis",
+    ]  # fmt: skip
     about = (
         "outlier features in what sublayers read, values above the threshold per 2,048 tokens, and the largest "
         "kurtosis of the stream; perplexity is in each model’s own tokens"

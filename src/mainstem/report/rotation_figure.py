@@ -34,7 +34,7 @@ def _panel(centre: float, degrees: float, names: tuple[str, str], title: str) ->
     for axis, name, value in zip((first, second), names, along, strict=True):
         ends = [(centre + sign * 1.25 * LENGTH * axis[0], middle + sign * LENGTH * axis[1]) for sign in (-1, 1)]
         (x1, y1), (x2, y2) = ends
-        parts.append(f'<line class="axis" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>')
+        parts.append(f'<line class="lead" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>')
         anchor = "start" if axis[0] > 0.1 else "middle"
         shift = 8 if axis[0] > 0.1 else 0
         label = f"{name} {value:.2f}"

@@ -12,7 +12,8 @@ class FeatureRow:
     Attributes:
         dimension: which.
         qualifies: whether the criterion holds.
-        layers: the share of the layers where it has such a value.
+        layers: the share of the layers where it has such a value, be it one.
+        layers_often: the share of the layers where it has them at the criterion's share of the positions.
         positions: the share of all positions, of all places pooled.
         count: how many such values.
         positive: the share of them above zero.
@@ -24,6 +25,7 @@ class FeatureRow:
     dimension: int
     qualifies: bool
     layers: float
+    layers_often: float
     positions: float
     count: int
     positive: float
@@ -81,7 +83,7 @@ class MassiveRow:
         count: how many activations, at the state that has most.
         firsts: how many of these are at the first position of a window.
         value: the largest.
-        times: how many times the median magnitude of its vector that is.
+        times: how many times the median magnitude of its window that is.
         place: where its token is in the text.
         token: that token.
         tokens: the commonest tokens of the state that has most.

@@ -13,7 +13,7 @@ from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_kurtosis import KurtosisSection
 from mainstem.results.basis_outliers import EmergenceSection, OutlierSection
 from mainstem.results.basis_rounding import RoundingSection
-from mainstem.results.explanation import Provenance
+from mainstem.results.reading import Provenance
 
 SECTIONS = ("kurtosis", "outliers", "emergence", "ablations", "rounding")
 """The sections, in the order in which they are shown; each is a field of `BasisReport`."""
