@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mainstem.basis.ablating import ablate_dimensions
+from mainstem.basis.outlier_reading import read_outliers
 from mainstem.basis.reporting import report_basis
 from mainstem.basis.rounding_reading import read_rounding
 from mainstem.results.basis_report import BasisReport
@@ -21,6 +22,10 @@ class Basis:
     def report(self, **options: Any) -> BasisReport:
         """The whole report; see `mainstem.basis.reporting.report_basis` for the options."""
         return report_basis(self.model, **options)
+
+    def outliers(self, **options: Any) -> BasisReport:
+        """Outlier features, in several models too; see `mainstem.basis.outlier_reading.read_outliers`."""
+        return read_outliers(self.model, **options)
 
     def ablations(self, dimensions: Sequence[int] | None = None, **options: Any) -> BasisReport:
         """What dimensions do; see `mainstem.basis.ablating.ablate_dimensions` for the options."""

@@ -34,7 +34,7 @@ EMBEDDINGS = ("plain", "normed")
 CHOICES = ("outliers", "variance")
 ABLATED = {"ffn": 25, "attention": 75}
 
-TABULAR = ("basis ablate", "basis report", "basis rounding", "circuits", "heads", "patch", "subspace")
+TABULAR = ("basis ablate", "basis outliers", "basis report", "basis rounding", "circuits", "heads", "patch", "subspace")
 """The commands whose results are rows that Parquet can hold."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}
