@@ -115,8 +115,16 @@ def integer_product(x: Int8[Tensor, "row d_in"], weight: Int8[Tensor, "d_out d_i
     return total
 
 
-def coded_product(x: Codes, weight: Codes) -> Float[Tensor, "row d_out"]:
-    """X W^T of the values that codes of one scale for each row, or tensor, stand for."""
+def coded_product(
+    x: Codes, weight: Codes, used: Bool[Tensor, " d_in"] | None = None
+) -> Float[Tensor, "row d_out"]:
+    """X W^T of the values that codes of one scale for each row, or tensor, stand for.
+
+    Args:
+        x: the rounded X.
+        weight: the rounded W.
+        used: the input dimensions to sum over, all by default; on others the codes of X are 0.
+    """
     a, b = x.codes, weight.codes
     if a.dtype == torch.int8:
         product = integer_product(a, b).to(x.unit.dtype)
@@ -126,8 +134,9 @@ def coded_product(x: Codes, weight: Codes) -> Float[Tensor, "row d_out"]:
     if weight.offset is not None:
         product += (a.sum(1, keepdim=True, dtype=torch.int32) * x.unit) * weight.offset.T
     if x.offset is not None:
-        sums = b.sum(1, keepdim=True, dtype=torch.int32) * weight.unit
-        product += x.offset * (sums if weight.offset is None else sums + a.shape[1] * weight.offset).T
+        ones = torch.ones_like(a[:1]) if used is None else used.to(a.dtype)[None]
+        sums = integer_product(ones, b) * weight.unit.T
+        product += x.offset * (sums if weight.offset is None else sums + int(ones.sum()) * weight.offset.T)
     return product
 
 
@@ -194,11 +203,13 @@ class QuantisedMatrix:
         outliers = self.outliers(x)
         if self.kept is None or not outliers.any():
             return coded_product(rounded(wide, self.quantiser.inputs), self.codes).to(x.dtype)
-        regular, taken_out = torch.nonzero(~outliers)[:, 0], torch.nonzero(outliers)[:, 0]
-        product = (x[:, taken_out] @ self.kept[:, taken_out].T.to(x.dtype)).to(wide.dtype)
+        taken_out, regular = torch.nonzero(outliers)[:, 0], torch.nonzero(~outliers)[:, 0]
+        product = at_least_float32(x[:, taken_out] @ self.kept[:, taken_out].T.to(x.dtype))
         if len(regular):
-            codes = replace(self.codes, codes=self.codes.codes[:, regular])
-            product = product + coded_product(rounded(wide[:, regular], self.quantiser.inputs), codes)
+            wide = wide.index_copy(1, taken_out, wide[:, regular[:1]].expand(-1, len(taken_out)))  # in no row's range
+            codes = rounded(wide, self.quantiser.inputs)
+            codes.codes[:, taken_out] = 0
+            product += coded_product(codes, self.codes, ~outliers)
         return product.to(x.dtype)
 
     def outliers(self, x: Float[Tensor, "row d_in"]) -> Bool[Tensor, " d_in"]:
