@@ -93,18 +93,23 @@ def _rounded_alike(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tens
     if scheme.zero_point:
         low, high = matrix.amin(axes, keepdim=True), matrix.amax(axes, keepdim=True)
         half, span = scheme.steps // 2, _nonzero(high - low)
-        codes = ((matrix - low) * (scheme.steps / span)).round_() - half
+        codes = ((matrix - low) * _by(float(scheme.steps), span)).round_() - half
         unit = span / scheme.steps
         return codes.to(torch.int8), unit, low + half * unit
     largest = LARGEST_E4M3 if scheme.steps == 0 else scheme.steps / 2
     span = _nonzero(matrix.abs().amax(axes, keepdim=True))
-    scaled = matrix * (largest / span)
+    scaled = matrix * _by(largest, span)
     codes = scaled.to(torch.float8_e4m3fn) if scheme.steps == 0 else scaled.round_().to(torch.int8)
     return codes, span / largest, None
 
 
 def _nonzero(span: Tensor) -> Tensor:
     return torch.where(span == 0, 1.0, span)
+
+
+def _by(steps: float, span: Tensor) -> Tensor:
+    """steps / span, rounded once; of a number and a tensor torch multiplies with the reciprocal."""
+    return span.new_tensor(steps) / span
 
 
 def integer_product(x: Int8[Tensor, "row d_in"], weight: Int8[Tensor, "d_out d_in"]) -> Int32[Tensor, "row d_out"]:
@@ -115,9 +120,7 @@ def integer_product(x: Int8[Tensor, "row d_in"], weight: Int8[Tensor, "d_out d_i
     return total
 
 
-def coded_product(
-    x: Codes, weight: Codes, used: Bool[Tensor, " d_in"] | None = None
-) -> Float[Tensor, "row d_out"]:
+def coded_product(x: Codes, weight: Codes, used: Bool[Tensor, " d_in"] | None = None) -> Float[Tensor, "row d_out"]:
     """X W^T of the values that codes of one scale for each row, or tensor, stand for.
 
     Args:

@@ -54,9 +54,7 @@ class LinearLayer:
         return f"{self.name} ({self.path})" if self.path else self.name
 
 
-def linear_layers(
-    module: torch.nn.Module, anatomy: Anatomy, ids: Int[Tensor, "batch pos"]
-) -> tuple[LinearLayer, ...]:
+def linear_layers(module: torch.nn.Module, anatomy: Anatomy, ids: Int[Tensor, "batch pos"]) -> tuple[LinearLayer, ...]:
     """The linear layers, in the order in which they run.
 
     Args:
@@ -124,8 +122,8 @@ def _checked(
 
     def check(layer: LinearLayer) -> Replacement:
         def call(func, args, kwargs):
-            result = func(*args, **kwargs)
-            met[layer.site] = _with_bias(layer, received(layer, args, kwargs), result, _of_zeros(layer, func, args, kwargs))
+            result, of_zeros = func(*args, **kwargs), _of_zeros(layer, func, args, kwargs)
+            met[layer.site] = _with_bias(layer, received(layer, args, kwargs), result, of_zeros)
             return result
 
         return call

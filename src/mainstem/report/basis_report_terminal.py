@@ -8,6 +8,7 @@ from rich.text import Text
 from mainstem.report import terminal as t
 from mainstem.report.basis_ablations_terminal import print_ablations
 from mainstem.report.basis_kurtosis_terminal import print_kurtosis
+from mainstem.report.basis_quantisers_terminal import print_quantisers
 from mainstem.report.basis_report_text import text_line
 from mainstem.report.basis_rounding_terminal import print_rounding
 from mainstem.results.basis_report import BasisReport
@@ -15,6 +16,7 @@ from mainstem.results.basis_report import BasisReport
 _PRINTERS: dict[str, Callable] = {
     "kurtosis": print_kurtosis,
     "ablations": print_ablations,
+    "quantisers": print_quantisers,
     "rounding": print_rounding,
 }
 
