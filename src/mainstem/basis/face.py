@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from mainstem.basis.ablating import ablate_dimensions
 from mainstem.basis.outlier_reading import read_outliers
+from mainstem.basis.quantising import quantise
 from mainstem.basis.reporting import report_basis
 from mainstem.basis.rounding_reading import read_rounding
 from mainstem.results.basis_report import BasisReport
@@ -30,6 +31,10 @@ class Basis:
     def ablations(self, dimensions: Sequence[int] | None = None, **options: Any) -> BasisReport:
         """What dimensions do; see `mainstem.basis.ablating.ablate_dimensions` for the options."""
         return ablate_dimensions(self.model, dimensions, **options)
+
+    def quantisers(self, quantisers: Sequence[str] = (), **options: Any) -> BasisReport:
+        """What quantisers do to products and predictions; see `mainstem.basis.quantising.quantise` for the options."""
+        return quantise(self.model, quantisers, **options)
 
     def rounding(self, **options: Any) -> BasisReport:
         """How much of each write rounding takes; see `mainstem.basis.rounding_reading.read_rounding`."""

@@ -130,3 +130,39 @@ def rounding(
     model = run.open()
     with run.step("Adding up ..."):
         return model.basis.rounding(text=opened, tokens=tokens)
+
+
+@command
+def quantise(
+    run: Run,
+    quantiser: Annotated[
+        list[str] | None, typer.Option("--quantiser", "-q", metavar="NAME", help="Which; may be repeated.")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="drama, prose and code by default; may be repeated."),
+    ] = None,
+    eval_tokens: Annotated[
+        int, typer.Option(metavar="N", min=2, help="How many tokens of each text are predicted.")
+    ] = 1_024,
+    window: Window = None,
+    threshold: Annotated[
+        list[float] | None, typer.Option(metavar="X", help="LLM.int8() with this threshold too; may be repeated.")
+    ] = None,
+):
+    """Quantise the linear layers in runs of some texts: errors of products, perplexity, KL, flipped predictions."""
+    from mainstem.lab.texts import SHIPPED, open_text
+
+    for name in quantiser or ():
+        o.choice("quantiser", name, o.QUANTISERS)
+    opened = [open_text(source) for source in text or SHIPPED]
+    model = run.open()
+    with run.step("Quantising ..."):
+        return model.basis.quantisers(
+            quantiser or (),
+            texts=opened,
+            tokens=eval_tokens,
+            window=window,
+            thresholds=threshold or (),
+            say=run.say,
+        )

@@ -131,6 +131,7 @@ class Write:
         site: where its value can be seen, [batch, positions, d_model] in any arrangement.
         module: the module that made it.
         source: site of what its last matrix product reads, or None if it is no product.
+        input_site: where that product alone receives it.
         projection: the matrices from there to the write.
         bias: the constant part of the write, [d_model] or None.
         attention: the attention behind `source`, if that is what it is.
@@ -147,6 +148,7 @@ class Write:
     module: str
     dtype: torch.dtype
     source: Site | None = None
+    input_site: Site | None = None
     projection: Projection | None = None
     bias: Tensor | None = None
     attention: AttentionCore | None = None

@@ -94,8 +94,15 @@ def _write(draft: Draft, unit: Unit, finder: SiteFinder, positions: int, cores: 
         reason = "what is written is no product of a matrix with something that can be seen"
         return replace(base, refusals=dict.fromkeys(levels, reason))
     carried, bias = found
-    source = draft.path.steps[draft.path.products[-1]].source
-    base = replace(base, source=finder.site(source, whole=True), projection=carried, bias=bias)
+    product = draft.path.steps[draft.path.products[-1]]
+    assert product.value.call is not None
+    base = replace(
+        base,
+        source=finder.site(product.source, whole=True),
+        input_site=finder.arguments(product.value.call, product.source),
+        projection=carried,
+        bias=bias,
+    )
     if draft.kind == "mlp":
         return replace(base, neurons=True)
     return _with_attention(base, draft, finder, positions, cores)

@@ -15,7 +15,9 @@ from mainstem.results.basis_outliers import EmergenceSection, OutlierSection
 from mainstem.results.basis_rounding import RoundingSection
 from mainstem.results.reading import Provenance
 
-SECTIONS = ("kurtosis", "outliers", "emergence", "ablations", "rounding")
+SECTIONS = ("kurtosis", "outliers", "emergence", "ablations", "quantisers", "rounding")
+from mainstem.results.basis_quantisers import QuantiserSection
+
 """The sections, in the order in which they are shown; each is a field of `BasisReport`."""
 
 
@@ -49,6 +51,7 @@ class BasisReport:
     outliers: OutlierSection | None = None
     emergence: EmergenceSection | None = None
     ablations: AblationSection | None = None
+    quantisers: QuantiserSection | None = None
     rounding: RoundingSection | None = None
     notes: list[str] = field(default_factory=list)
     command: str = "basis report"
