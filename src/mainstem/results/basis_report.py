@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_kurtosis import KurtosisSection
+from mainstem.results.basis_rotations import RotationSection
 from mainstem.results.basis_rounding import RoundingSection
 from mainstem.results.reading import Provenance
 
-SECTIONS = ("kurtosis", "ablations", "rounding")
+SECTIONS = ("kurtosis", "ablations", "rotations", "rounding")
 """The sections, in the order in which they are shown; each is a field of `BasisReport`."""
 
 
@@ -46,6 +47,7 @@ class BasisReport:
     text: dict[str, Any]
     kurtosis: KurtosisSection | None = None
     ablations: AblationSection | None = None
+    rotations: RotationSection | None = None
     rounding: RoundingSection | None = None
     notes: list[str] = field(default_factory=list)
     command: str = "basis report"
