@@ -60,6 +60,7 @@ class PatchReading:
         top: the cells with the largest effects, of either sign.
         run, identical: how many cells were run, and how many were not, because both runs are bitwise equal there.
         checked, error: how many were computed again by a full forward, and the largest difference of a logit.
+        roles: where columns are roles, the positions of each, of several pairs the first one's; otherwise None.
     """
 
     provenance: Provenance
@@ -90,6 +91,7 @@ class PatchReading:
     checked: int
     error: float
     notes: list[str] = field(default_factory=list)
+    roles: dict[str, list[int]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
