@@ -155,7 +155,10 @@ def test_taps_see_what_is_put_in_place() -> None:
     layer = next(layer for layer in layers if layer.name == "L1.mlp up")
     seen: list[torch.Tensor] = []
     site = hooks.Site(layer.path, layer.site.call, "output")
-    with quantised(module, one("llama", "absmax")), hooks.tapped(module, [(site, lambda leaves: seen.append(leaves[0]))]):
+    with (
+        quantised(module, one("llama", "absmax")),
+        hooks.tapped(module, [(site, lambda leaves: seen.append(leaves[0]))]),
+    ):
         within = logits(module, IDS)
     with hooks.tapped(module, [(site, lambda leaves: seen.append(leaves[0]))]):
         assert not torch.equal(logits(module, IDS), within)
@@ -184,7 +187,9 @@ def test_errors_of_layers_are_those_on_inputs_in_full_precision() -> None:
             x = inputs[layer.layer.name].reshape(-1, layer.layer.weight.shape[1])
             full = x.double() @ layer.layer.weight.double().T
             off = layer.matrix(x).double() - full
-            assert found[name][layer.layer.name].relative_error == pytest.approx(float(off.norm() / full.norm()), rel=1e-3)
+            assert found[name][layer.layer.name].relative_error == pytest.approx(
+                float(off.norm() / full.norm()), rel=1e-3
+            )
 
 
 def test_a_run_is_entered_for_each_batch_and_does_not_depend_on_others() -> None:

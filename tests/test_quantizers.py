@@ -18,7 +18,9 @@ from mainstem.analysis.quantizers import (
 from mainstem.cli import options
 
 DECOMPOSED = [name for name, quantiser in PUBLISHED.items() if quantiser.threshold is not None]
-SCHEMES = {repr(scheme): scheme for q in QUANTISERS.values() for scheme in (q.weights, q.inputs) if scheme and scheme.steps}
+SCHEMES = {
+    repr(scheme): scheme for q in QUANTISERS.values() for scheme in (q.weights, q.inputs) if scheme and scheme.steps
+}
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -95,9 +97,7 @@ def test_int8_codes_and_products_equal_those_of_numpy(name, outlier):
 def test_a_symmetric_product_is_the_same_bits_as_numpys(name):
     """Without zero points the product is one integer and two factors."""
     quantiser, x, w = PUBLISHED[name], normal(31, 1100), normal(7, 1100, seed=1)
-    (a, u, _), (b, v, _) = (
-        numpy_codes(m.numpy(), s) for m, s in ((x, quantiser.inputs), (w, quantiser.weights))
-    )
+    (a, u, _), (b, v, _) = (numpy_codes(m.numpy(), s) for m, s in ((x, quantiser.inputs), (w, quantiser.weights)))
     expected = (a.astype(np.int64) @ b.astype(np.int64).T).astype(np.int32).astype(np.float32) * u * v.T
     assert np.array_equal(quantiser.prepared(w)(x).numpy(), expected)
 
