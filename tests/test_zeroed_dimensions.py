@@ -387,3 +387,20 @@ def test_the_model_is_as_it_was_after_a_run_that_fails(plain, encoded, monkeypat
     assert torch.equal(logits(plain), before)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in plain.module.modules())
     assert not any("forward" in vars(m) for m in plain.module.modules())
+
+
+# --- the default model ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_default_models_outlier_dimension(demo_model):
+    """Attention's patterns fall apart without it, and random dimensions leave them whole."""
+    options = {"tokens": 128, "window": 128, "control_tokens": 64, "draws": 2}
+    section = demo_model.basis.ablations([247], **options).ablations
+    patterns = {row.what: row for row in section.patterns}
+    assert patterns["zero"].top < 0.75 * patterns["none"].top
+    assert patterns["random"].top == pytest.approx(patterns["none"].top, abs=0.02)
+    verdicts = {(v.where, v.control): v for v in section.verdicts}
+    assert verdicts["attention", "random"].beats and verdicts["attention", "nearest"].beats
+    rows = {r.what: r for r in section.runs if r.where == "attention" and r.tokens == section.tokens}
+    assert rows["mean_by_place"].change < rows["zero"].change / 4
