@@ -16,6 +16,7 @@ from mainstem.basis.rounding_reading import stream_states
 from mainstem.errors import TextError, UsageError
 from mainstem.lab.texts import Text
 from mainstem.report import as_html, as_json, as_text
+from mainstem.session import Model
 
 LENGTH = 24
 
@@ -119,7 +120,7 @@ def test_overflow_ends_the_sum_and_names_the_write():
 @pytest.fixture(scope="module", autouse=True)
 def encoded():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mainstem.session.Model, "encode", lambda self, p, chat=False: ids() if isinstance(p, str) else p)
+        patch.setattr(Model, "encode", lambda self, p, chat=False: ids() if isinstance(p, str) else p)
         yield
 
 
@@ -141,9 +142,8 @@ def test_a_section_of_a_plain_model():
     by_dtype = {row.dtype: row for row in section.dtypes}
     assert by_dtype["float32"].error < by_dtype["float16"].error < by_dtype["bfloat16"].error
     assert by_dtype["float32"].lost < by_dtype["float16"].lost < by_dtype["bfloat16"].lost
-    assert [row.unit for row in section.writes if row.dtype == "float16"] == [
-        "L0.attn", "L0.mlp", "L1.attn", "L1.mlp", "L2.attn", "L2.mlp"
-    ] or section.writes[0].unit == "embed.pos"  # fmt: skip
+    units = [row.unit for row in section.writes if row.dtype == "float16"]
+    assert units[-6:] == ["L0.attn", "L0.mlp", "L1.attn", "L1.mlp", "L2.attn", "L2.mlp"]
     for row in section.writes:
         eps = torch.finfo(getattr(torch, row.dtype)).eps
         assert row.lost < 4 * eps * (1 + 1 / row.size)

@@ -31,6 +31,7 @@ from mainstem.model.hooks import tapped
 from mainstem.model.outputs import logits_of
 from mainstem.report import as_html, as_json, as_text
 from mainstem.run.windows import windows
+from mainstem.session import Model
 
 WIDTH, LENGTH = handmade.WIDTH, 24
 
@@ -235,7 +236,7 @@ def taken_out(model, *dimensions, draws=2, **options):
 @pytest.fixture
 def encoded(monkeypatch):
     """Every text is 72 random tokens."""
-    monkeypatch.setattr(mainstem.session.Model, "encode", lambda self, prompt, chat=False: ids(72, 3).tolist())
+    monkeypatch.setattr(Model, "encode", lambda self, prompt, chat=False: ids(72, 3).tolist())
 
 
 def test_a_planted_dimension_matters_and_random_ones_do_not(encoded):
@@ -268,7 +269,7 @@ def test_outliers_are_found_by_the_criterion_or_the_most_varied_are_taken(encode
 @pytest.fixture(scope="module")
 def reading():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mainstem.session.Model, "encode", lambda self, prompt, chat=False: ids(72, 3).tolist())
+        patch.setattr(Model, "encode", lambda self, prompt, chat=False: ids(72, 3).tolist())
         return taken_out(mainstem.open(handmade.ALL["plain"]()), 4, 9)
 
 
@@ -312,7 +313,7 @@ def test_tokens_and_kinds_of_tokens_are_those_of_the_text(reading, plain):
 
 def test_the_same_seed_gives_the_same_result(reading):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mainstem.session.Model, "encode", lambda self, prompt, chat=False: ids(72, 3).tolist())
+        patch.setattr(Model, "encode", lambda self, prompt, chat=False: ids(72, 3).tolist())
         again = taken_out(mainstem.open(handmade.ALL["plain"]()), 4, 9)
     assert again.ablations == reading.ablations
 
@@ -323,7 +324,8 @@ def test_it_is_shown_in_every_format(reading):
     text, page = as_text(reading, 200), as_html(reading)
     for words in ("Perplexity without them", "The attention softmax without them", "Heads that depend on them"):
         assert words in text and words in page
-    assert "attention softmax" in text and "output softmax" in text
+    words = " ".join(text.split())
+    assert "largest weight of the attention softmax" in words and "mass of the output softmax" in words
     assert {row["section"] for row in reading.cells()} == {"ablations"}
 
 
@@ -361,7 +363,7 @@ def test_a_way_to_choose_that_is_none_is_refused(plain):
 
 
 def test_a_text_shorter_than_a_window_is_refused(plain, monkeypatch):
-    monkeypatch.setattr(mainstem.session.Model, "encode", lambda self, prompt, chat=False: ids(5).tolist())
+    monkeypatch.setattr(Model, "encode", lambda self, prompt, chat=False: ids(5).tolist())
     with pytest.raises(TextError, match="5 tokens, a window"):
         plain.basis.ablations([1])
 

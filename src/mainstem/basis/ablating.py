@@ -10,7 +10,7 @@ of other dimensions: random ones, ones of nearly the same size, and random ones 
 by token, as the dimensions have there. Controls are made on fewer tokens than the ablation itself, and are compared
 with it on those.
 
-Cost: with the defaults (3,072 tokens, of which 256 for controls and patterns) about 8 runs of the text, 60 of the
+Cost: with the defaults (3,072 tokens, of which 128 for controls and patterns) about 8 runs of the text, 60 of the
 controls' tokens, and for patterns 33 times the matrices before attention.
 """
 
@@ -57,7 +57,7 @@ from mainstem.whole_numbers import whole_number
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-TOKENS, CONTROL_TOKENS, DRAWS, COUNT = 3_072, 256, 10, 6
+TOKENS, CONTROL_TOKENS, DRAWS, COUNT = 3_072, 128, 10, 6
 WHERES: tuple[Where, ...] = ("attention", "everywhere")
 MOST_ALONE = 16
 """How many dimensions are also taken out one by one."""

@@ -28,7 +28,7 @@ from mainstem.analysis.rounding import (
 from mainstem.analysis.warnings import Warning, overflow_warning
 from mainstem.basis.reference import Reference, reference
 from mainstem.lab.texts import Text
-from mainstem.model.graph import NormNode, StreamGraph, SumNode, evaluate
+from mainstem.model.graph import NormNode, StreamGraph, SumNode, behind, evaluate
 from mainstem.model.spine import spine_states
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.basis_rounding import AdditionRow, DtypeRow, RoundingSection, WriteRow
@@ -98,9 +98,10 @@ def stream_states(model: "Model", ids: list[int]) -> tuple[list[Float[Tensor, "p
 
 def _plain(graph: StreamGraph) -> bool:
     """Whether nothing but additions happens to the stream."""
-    if any(isinstance(node, NormNode) for node in graph.nodes):
+    nodes = [graph.nodes[i] for i in behind(graph, graph.root)]
+    if any(isinstance(node, NormNode) for node in nodes):
         return False
-    terms = [term for node in graph.nodes if isinstance(node, SumNode) for term in node.terms]
+    terms = [term for node in nodes if isinstance(node, SumNode) for term in node.terms]
     return all(term.gate is None and isinstance(term.factor, float) and term.factor == 1.0 for term in terms)
 
 

@@ -91,7 +91,7 @@ def ablate(
     eval_tokens: EvalTokens = 3_072,
     control_tokens: Annotated[
         int, typer.Option(metavar="N", min=2, help="How many of them controls and patterns are made on.")
-    ] = 256,
+    ] = 128,
     window: Window = None,
     draws: Annotated[int, typer.Option(metavar="N", min=1, help="Draws of each control.")] = 10,
     top: Top = 10,
