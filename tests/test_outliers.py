@@ -177,7 +177,7 @@ def test_the_report_is_the_composition_of_its_sections(report):
     assert all(isinstance(cell["value"], float) for cell in cells)
 
 
-@pytest.mark.parametrize("wrong", [Criterion(magnitude=0), Criterion(layers=25), Criterion(positions=-0.1)])
+@pytest.mark.parametrize("wrong", [Criterion(magnitude=0.0), Criterion(layers=25.0), Criterion(positions=-0.1)])
 def test_thresholds_that_mean_nothing_are_refused(wrong):
     with pytest.raises(UsageError, match="0"):
         planted().basis.outliers(text=TEXT, criterion=wrong)
