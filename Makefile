@@ -48,6 +48,7 @@ bench: $(STAMPS)/dev  ## cost of capture, decomposition and scores, as ratios to
 	$(BIN)/python -m benchmarks.patching
 	$(BIN)/python -m benchmarks.attribution
 	$(BIN)/python -m benchmarks.composition
+	$(BIN)/python -m benchmarks.basis
 
 bench-peers: $(STAMPS)/dev  ## the same beside other tools, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers --install

@@ -177,7 +177,34 @@ def test_the_report_is_the_composition_of_its_sections(report):
     assert all(isinstance(cell["value"], float) for cell in cells)
 
 
-@pytest.mark.parametrize("wrong", [Criterion(magnitude=0), Criterion(layers=25), Criterion(positions=-0.1)])
+def test_an_interrupted_report_goes_on_from_its_state(report, tmp_path):
+    options = {"text": TEXT, "tokens": 240, "eval_tokens": 48, "window": 24, "state": tmp_path / "state.json"}
+
+    def stop(text):
+        if text.startswith("Rotating the stream"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        planted().basis.report(**options, say=stop)
+    whole = planted().basis.report(**options)
+    said = []
+    again = planted().basis.report(**options, say=said.append)
+    assert said == [] and again.sections() == whole.sections() == report.sections()
+    document = json.loads(options["state"].read_text(encoding="utf-8"))
+    del document["sections"]["outliers"]
+    options["state"].write_text(json.dumps(document), encoding="utf-8")
+    assert planted().basis.report(**options, say=said.append).sections() == whole.sections()
+    assert said and not any(text.startswith("Rotating") for text in said)
+    with pytest.raises(UsageError, match="another report: its tokens, text|another report: its text, tokens"):
+        planted().basis.report(**options | {"tokens": 120})
+    with pytest.raises(UsageError, match="another report: its weights"):
+        planted(seed=2).basis.report(**options)
+    options["state"].write_text("something else", encoding="utf-8")
+    with pytest.raises(UsageError, match="not the state of a basis report"):
+        planted().basis.report(**options)
+
+
+@pytest.mark.parametrize("wrong", [Criterion(magnitude=0.0), Criterion(layers=25.0), Criterion(positions=-0.1)])
 def test_thresholds_that_mean_nothing_are_refused(wrong):
     with pytest.raises(UsageError, match="0"):
         planted().basis.outliers(text=TEXT, criterion=wrong)

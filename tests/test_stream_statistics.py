@@ -259,12 +259,12 @@ def test_memory_does_not_grow_with_the_text():
     model = mainstem.open(build("llama"))
 
     def held(count):
-        watched = Watched(stream_points(model.anatomy))
-        text = on(model, count, 12)
-        watch(model.module, forward_of(model), watched.points, text.windows, watched.watchers)
+        watched = Watched(stream_points(model.anatomy, "stream"))
+        text = on(model, count, 4)
+        watch(model.module, forward_of(model), watched.points, text.windows, watched.watchers, batch=16)
         return sum(
             value.numel() for moments in (*watched.moments.first, *watched.moments.rest) if moments is not None
             for value in vars(moments).values() if isinstance(value, torch.Tensor)
         ) + sum(len(part) for parts in watched.moments.held for part in parts)  # fmt: skip
 
-    assert held(12 * 70) == held(12 * 134)
+    assert held(4 * 80) == held(4 * 144)

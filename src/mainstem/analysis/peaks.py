@@ -45,6 +45,14 @@ class Massive:
     place: int = 0
     tokens: Counter[int] = field(default_factory=Counter)
 
+    def add(self, value: float, median: float, token: int, place: int) -> None:
+        """One more."""
+        self.count += 1
+        self.tokens[token] += 1
+        if abs(value) > abs(self.value):
+            self.value, self.token, self.place = value, token, place
+            self.times = abs(value) / median if median else float("inf")
+
 
 class Peaks:
     """What stands out at one place, token by token."""
@@ -78,25 +86,16 @@ class Peaks:
             ratios = largest[sampled].double() / _medians(x[sampled.to(x.device)])
             self.ratio_sum += float(ratios[ratios.isfinite()].sum())
             self.sampled += int(ratios.isfinite().sum())
-        high = (largest > self.criterion.magnitude).nonzero()[:, 0]
-        for window in windows[high].unique().tolist():
+        for window in windows[largest > self.criterion.magnitude].unique().tolist():
             inside = windows == window
             chosen = inside & sampled if bool((inside & sampled).any()) else inside
             median = float(_medians(x[chosen.to(x.device)].reshape(1, -1))[0])
-            for row in high[windows[high] == window].tolist():
-                self._note(x[row], median, int(ids[row]), int(places[row]), int(positions[row]) == 0)
-
-    def _note(self, x: Float[Tensor, " d_model"], median: float, token: int, place: int, first: bool) -> None:
-        least = max(self.criterion.magnitude, self.criterion.times * median)
-        for dimension in (x.abs() >= least).nonzero()[:, 0].tolist():
-            found = self.massive.setdefault(dimension, Massive())
-            value = float(x[dimension])
-            found.count += 1
-            found.firsts += first
-            found.tokens[token] += 1
-            if abs(value) > abs(found.value):
-                found.value, found.token, found.place = value, token, place
-                found.times = abs(value) / median if median else float("inf")
+            least = max(self.criterion.magnitude, self.criterion.times * median)
+            for row in (inside & (largest >= least)).nonzero()[:, 0].tolist():
+                for dimension in (x[row].abs() >= least).nonzero()[:, 0].tolist():
+                    found = self.massive.setdefault(dimension, Massive())
+                    found.add(float(x[row, dimension]), median, int(ids[row]), int(places[row]))
+                    found.firsts += int(positions[row]) == 0
 
     @property
     def max_over_median(self) -> float:

@@ -104,7 +104,11 @@ def measure_stream(
 
 
 def rotate_stream(
-    model: "Model", on: Reference, rotations: int = ROTATIONS, tokens: int = ROTATED_TOKENS
+    model: "Model",
+    on: Reference,
+    rotations: int = ROTATIONS,
+    tokens: int = ROTATED_TOKENS,
+    say: Callable[[str], None] = lambda text: None,
 ) -> RotatedKurtosis:
     """The null: kurtosis after random rotations, of the states of the stream and of what sublayers read.
 
@@ -113,12 +117,20 @@ def rotate_stream(
         on: the text.
         rotations: how many; at least ten, because one rotation may be far off where all tokens share a direction.
         tokens: how many tokens of the text are rotated; whole windows, one at least.
+        say: is told how far it is.
     """
     length, d_model = on.windows.length, model.anatomy.sizes.d_model
     short = windows(on.ids[: max(tokens // length, 1) * length], length)
     points = stream_points(model.anatomy, "stream", "input")
     rotated = RotatedKurtosis(points, d_model, rotations, model.seed)
-    watch(model.module, forward_of(model), points, short, [rotated])
+    watch(
+        model.module,
+        forward_of(model),
+        points,
+        short,
+        [rotated],
+        report=lambda done: say(f"Rotating the stream: {done:,} of {short.n_tokens:,} tokens"),
+    )
     return rotated
 
 

@@ -1,11 +1,17 @@
-"""The whole basis report: every question, asked of one model on one text."""
+"""The whole basis report: every question, asked of one model on one text.
+
+Each section is made by a function that is named here, and only if the state does not hold it: what costs much and is
+shared, the pass over the text, is made when the first section asks for it.
+"""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mainstem.analysis.outliers import PUBLISHED
-from mainstem.basis.measuring import kurtosis_section, measure_stream, rotate_stream
+from mainstem.basis.kept_sections import KeptSections, identity
+from mainstem.basis.measuring import Watched, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.reference import reference
 from mainstem.lab.texts import Text
@@ -23,6 +29,7 @@ def report_basis(
     tokens: int = TOKENS,
     eval_tokens: int = EVAL_TOKENS,
     window: int | None = None,
+    state: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> BasisReport:
     """Measures the basis of the stream.
@@ -33,21 +40,29 @@ def report_basis(
         tokens: how many tokens of it the statistics are made of.
         eval_tokens: how many of them perplexities are computed on.
         window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        state: a file that keeps finished sections; an interrupted report goes on from it.
         say: is told what is going on.
 
     Raises:
+        UsageError: the state is one of another report, or cannot be kept.
         TextError: the text cannot be had, or is shorter than a window.
         NotFiniteError: a value of the stream is not finite; names the point.
     """
     on = reference(model, text, tokens, window)
-    watched = measure_stream(model, on, say=say)
-    say("Rotating the stream")
-    rotated = rotate_stream(model, on)
+    kept = KeptSections(state, identity(model, on, eval_tokens=eval_tokens))
+
+    @cache
+    def watched() -> Watched:
+        return measure_stream(model, on, say=say)
+
+    makers: dict[str, Callable[[], Any]] = {
+        "kurtosis": lambda: kurtosis_section(watched(), rotate_stream(model, on, say=say)),
+        "outliers": lambda: outlier_section(model, watched(), PUBLISHED),
+    }
     return BasisReport(
         provenance=model.provenance(),
         warnings=[],
         model=model.summary,
         text=on.summary() | {"eval_tokens": min(eval_tokens, on.windows.n_tokens)},
-        kurtosis=kurtosis_section(watched, rotated),
-        outliers=outlier_section(model, watched, PUBLISHED),
+        **{name: kept.get(name, make) for name, make in makers.items()},
     )

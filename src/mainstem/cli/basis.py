@@ -1,6 +1,7 @@
 """`mainstem basis`: the basis of the stream, and whether it is special."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,14 +31,21 @@ def report(
     tokens: Tokens = 20_000,
     eval_tokens: EvalTokens = 3_072,
     window: Window = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep finished sections here, and go on from them.")
+    ] = None,
 ):
     """Measure the basis of the stream, and say whether it is special."""
+    from mainstem.cli.output import check_destination
     from mainstem.lab.texts import open_text
 
+    check_destination(state, "--state")
     opened = open_text(text)
     model = run.open()
     with run.step("Measuring ..."):
-        return model.basis.report(text=opened, tokens=tokens, eval_tokens=eval_tokens, window=window, say=run.say)
+        return model.basis.report(
+            text=opened, tokens=tokens, eval_tokens=eval_tokens, window=window, state=state, say=run.say
+        )
 
 
 @command

@@ -4,7 +4,7 @@ from mainstem.report import page as p
 from mainstem.report.basis_kurtosis_text import CAPTION, TITLE, inputs, stream, summary, verdict
 from mainstem.report.curves import Course, courses
 from mainstem.report.rotation_figure import rotation_figure
-from mainstem.report.text import compact
+from mainstem.report.text import compact, sentence
 from mainstem.results.basis_kurtosis import KurtosisSection, PointRow
 
 ROTATION = (
@@ -18,7 +18,7 @@ def kurtosis_section(section: KurtosisSection) -> str:
     """The sections of the page."""
     states, read = stream(section), inputs(section)
     parts = [
-        p.section(TITLE, p.esc(CAPTION), f"<p>{p.esc(verdict(section).capitalize())}.</p>", _courses(states)),
+        p.section(TITLE, p.esc(CAPTION), f"<p>{p.esc(sentence(verdict(section)))}</p>", _courses(states)),
         p.section("What sublayers read", "kurtosis after the norm of each sublayer", _courses(read)) if read else "",
         p.section("What a rotation does", p.esc(ROTATION), rotation_figure()),
         p.section("All places", p.esc(summary(section)), _details(section.points)),

@@ -4,12 +4,13 @@ from mainstem.report import page as p
 from mainstem.report.basis_outliers_text import KINDS, TITLE, caption, emergence_table, tables, verdict
 from mainstem.report.experiment_page import experiment_table
 from mainstem.report.heatmap import heatmap
+from mainstem.report.text import sentence
 from mainstem.results.basis_outliers import EmergenceSection, OutlierSection, OutlierTable
 
 
 def outliers_section(section: OutlierSection) -> str:
     """The sections of the page."""
-    drawn = [p.section(TITLE, p.esc(caption(section)), f"<p>{p.esc(verdict(section).capitalize())}.</p>")]
+    drawn = [p.section(TITLE, p.esc(caption(section)), f"<p>{p.esc(sentence(verdict(section)))}</p>")]
     drawn += [_map(table) for table in section.tables if table.rows and table.kind != "heads"]
     return "".join([*drawn, *(experiment_table(table) for table in tables(section) if table.rows)])
 
@@ -17,6 +18,12 @@ def outliers_section(section: OutlierSection) -> str:
 def emergence_section(section: EmergenceSection) -> str:
     """Models by size."""
     return experiment_table(emergence_table(section))
+
+
+def _layers(places: list[str]) -> list[str]:
+    """The layer of each place, where it is not that of the one before."""
+    layers = [place.partition(".")[0] for place in places]
+    return [layer if i == 0 or layer != layers[i - 1] else "" for i, layer in enumerate(layers)]
 
 
 def _map(table: OutlierTable) -> str:
@@ -28,6 +35,5 @@ def _map(table: OutlierTable) -> str:
         return f"dimension {table.rows[i].dimension} at {table.places[j]}: {values[i][j]:.1%} of positions"
 
     title = f"Where dimensions are outliers: {KINDS[table.kind]}"
-    places = [place.removesuffix(".input") for place in table.places]
-    drawn = heatmap(names, places, values, 1.0, lambda x: f"{x or 0.0:.0%}", said, title, least="0%")
+    drawn = heatmap(names, _layers(table.places), values, 1.0, lambda x: f"{x or 0.0:.0%}", said, title, least="0%")
     return p.section(title, "the share of the positions of each place; * for a dimension that qualifies", drawn)

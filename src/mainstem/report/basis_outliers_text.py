@@ -1,7 +1,7 @@
 """Outlier features in words: what the tables for the terminal and the page both say."""
 
 from mainstem.experiments.outcome import ExperimentTable
-from mainstem.report.text import NOTHING, compact, count, plain, plural, shortened, signed, visible
+from mainstem.report.text import NOTHING, compact, count, plain, plural, shortened, signed, visible, visible_or
 from mainstem.results.basis_outliers import (
     EmergenceSection,
     FeatureRow,
@@ -35,13 +35,13 @@ def caption(section: OutlierSection) -> str:
 def found(table: OutlierTable) -> str:
     """What a table comes to."""
     if not table.features:
-        return f"no dimension qualifies; {compact(table.values)} such values per 2,048 tokens"
+        return f"no dimension qualifies; {_values(table.values)} such values per 2,048 tokens"
     names = ", ".join(str(row.dimension) for row in table.rows if row.qualifies)
     verb = "qualifies" if table.features == 1 else "qualify"
     return (
         f"{plural(table.features, 'dimension')} {verb} ({names}), {table.one_sided} with one sign; in up to "
         f"{table.layers_affected:.0%} of {table.layers} layers and at {table.positions_affected:.1%} of positions; "
-        f"{compact(table.values)} values per 2,048 tokens"
+        f"{_values(table.values)} values per 2,048 tokens"
     )
 
 
@@ -116,8 +116,8 @@ def _variance(rows: list[VarianceRow]) -> ExperimentTable:
 def emergence_table(section: EmergenceSection) -> ExperimentTable:
     """Models by size."""
     heads = [
-        "model", "parameters", "layers", "d_model", "perplexity", "features", "one sign", "of layers", "of positions",
-        "per 2,048 tokens", "kurtosis",
+        "model", "size", "layers", "d_model", "perpl.", "features", "1-sided", "of layers", "of pos.", "values",
+        "kurtosis",
     ]  # fmt: skip
     about = (
         "outlier features in what sublayers read, values above the threshold per 2,048 tokens, and the largest "
@@ -125,7 +125,7 @@ def emergence_table(section: EmergenceSection) -> ExperimentTable:
     )
     rows = [
         [
-            visible(row.model),
+            visible_or(row.model),
             _size(row.parameters),
             str(row.n_layers),
             str(row.d_model),
@@ -134,12 +134,17 @@ def emergence_table(section: EmergenceSection) -> ExperimentTable:
             str(row.one_sided),
             f"{row.layers_affected:.0%}",
             f"{row.positions_affected:.1%}",
-            compact(row.values),
+            _values(row.values),
             compact(row.kurtosis),
         ]
         for row in section.models
     ]
     return ExperimentTable(EMERGENCE, about, heads, rows)
+
+
+def _values(number: float) -> str:
+    """A number of values in 2,048 tokens."""
+    return count(round(number)) if number >= 10 else compact(number)
 
 
 def _size(parameters: int) -> str:

@@ -5,7 +5,8 @@ import math
 from mainstem.report.drawing import svg
 from mainstem.report.page import esc
 
-LENGTH, HEIGHT = 110.0, 300.0
+LENGTH, HEIGHT, MIDDLE = 110.0, 320.0, 178.0
+REACH = 1.15 * LENGTH
 AXES = ("gender", "royalty")
 VECTOR = (1.0, 0.0)
 """“man”: all gender and no royalty."""
@@ -26,13 +27,13 @@ def coordinates(degrees: float) -> tuple[float, float]:
 
 def _panel(centre: float, degrees: float, names: tuple[str, str], title: str) -> list[str]:
     """Axes, the vector, and its two coordinates as broken lines."""
-    middle, angle = 160.0, math.radians(degrees)
+    middle, angle = MIDDLE, math.radians(degrees)
     first = (math.cos(angle), math.sin(angle))  # the drawing's y grows downwards
     second = (math.sin(angle), -math.cos(angle))
     along = coordinates(degrees)
     parts = [f'<text class="strong" x="{centre:.0f}" y="22" text-anchor="middle">{esc(title)}</text>']
     for axis, name, value in zip((first, second), names, along, strict=True):
-        ends = [(centre + sign * 1.25 * LENGTH * axis[0], middle + sign * LENGTH * axis[1]) for sign in (-1, 1)]
+        ends = [(centre + sign * REACH * axis[0], middle + sign * REACH * axis[1]) for sign in (-1, 1)]
         (x1, y1), (x2, y2) = ends
         parts.append(f'<line class="lead" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>')
         anchor = "start" if axis[0] > 0.1 else "middle"

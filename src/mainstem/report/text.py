@@ -118,6 +118,11 @@ def plain(x: float | None, digits: int = 2) -> str:
     return signed(x, digits).removeprefix("+")
 
 
+def sentence(text: str) -> str:
+    """A text with its first letter large and a full stop; the rest stays as it is."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def compact(x: float | None) -> str:
     """A number in at most seven characters, for columns of mixed sizes."""
     if x is None or math.isnan(x):

@@ -1,0 +1,98 @@
+"""The file that an interrupted basis report goes on from: its finished sections, and what it is a report of.
+
+Sections are whole or not there: the file is written anew after each and takes the old one's place. A file of another
+report (another model, other weights, another text, other options) is refused, and so is every other file.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from mainstem.basis.reference import Reference
+from mainstem.errors import UsageError
+from mainstem.results.basis_report import BasisReport
+from mainstem.results.rebuilt import rebuilt
+
+if TYPE_CHECKING:
+    from mainstem.session import Model
+
+Made = TypeVar("Made")
+
+_KIND = "mainstem basis report"
+_REMEDY = "Name another file, or delete this one to begin anew."
+_EVERY = 1009
+"""Of how many weights one is looked at, to tell models of the same name apart."""
+
+
+class KeptSections:
+    """The sections of one report that are done.
+
+    Args:
+        path: the file, made if it is not there; None for none.
+        identity: what the report is of, as JSON can hold it.
+
+    Raises:
+        UsageError: the file is of another report, no such file, or cannot be read or written.
+    """
+
+    def __init__(self, path: Path | None, identity: Mapping[str, Any]) -> None:
+        self.path = path
+        self.identity = json.loads(json.dumps(identity))
+        self.done: dict[str, Any] = {}
+        if path is not None:
+            self._read(path)
+            self._write(path)
+
+    def get(self, name: str, make: Callable[[], Made]) -> Made:
+        """The section of this name, made if it is not there yet."""
+        if name in self.done:
+            kind = get_args(get_type_hints(BasisReport)[name])[0]
+            return rebuilt(kind, self.done[name])
+        section = make()
+        if self.path is not None:
+            self.done[name] = asdict(section)  # type: ignore[call-overload]
+            self._write(self.path)
+        return section
+
+    def _read(self, path: Path) -> None:
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+        except UnicodeDecodeError:
+            text = "no text"
+        except OSError as error:
+            raise UsageError(f"The state cannot be read: {error.strerror}", str(path), _REMEDY) from error
+        if not text:
+            return
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or found.get("kind") != _KIND:
+            raise UsageError("This is not the state of a basis report", str(path), _REMEDY)
+        other = [name for name, value in self.identity.items() if found["of"].get(name) != value]
+        if other:
+            raise UsageError(f"This file is of another report: its {', '.join(other)} differ", str(path), _REMEDY)
+        self.done = found["sections"]
+
+    def _write(self, path: Path) -> None:
+        fresh = path.with_name(path.name + ".new")
+        document = {"kind": _KIND, "of": self.identity, "sections": self.done}
+        try:
+            fresh.write_text(json.dumps(document), encoding="utf-8")
+            os.replace(fresh, path)
+        except OSError as error:
+            what = f"The state of the report cannot be kept: {error.strerror}"
+            raise UsageError(what, str(path), "Name a file that can be written.") from error
+
+
+def identity(model: "Model", on: Reference, **options: Any) -> dict[str, Any]:
+    """What a report is of: versions, the model with a sample of its weights, the text's tokens, the options."""
+    made = asdict(model.provenance())
+    del made["date"]
+    ids = hashlib.sha256(json.dumps(on.ids).encode()).hexdigest()
+    weights = [float(weight.detach().flatten()[::_EVERY].double().sum()) for weight in model.module.parameters()]
+    return {**made, "weights": weights, "text": on.summary(), "tokens": ids, **options}
