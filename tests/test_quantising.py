@@ -8,15 +8,10 @@ import torch
 import transformers
 
 import mainstem
-from mainstem.analysis.quantizers import PUBLISHED, QUANTISERS
-from mainstem.analysis.rotations import rotation
-from mainstem.basis.quantising import Copy, chosen_quantisers, quantise, quantiser_section
-from mainstem.basis.reference import reference
-from mainstem.causal.rotated import rotated
+from mainstem.analysis.quantizers import QUANTISERS
+from mainstem.basis.quantising import chosen_quantisers, quantise
 from mainstem.errors import ChoiceError, RefusedError, TextError, UsageError
 from mainstem.lab.texts import Text
-from mainstem.model.discovery import discover
-from mainstem.model.turning_search import find_turning
 from mainstem.report import as_html, as_json, as_text
 from mainstem.results.basis_quantisers import AS_IT_IS, FULL, CloserRow
 from mainstem.results.basis_report import BasisReport
@@ -101,17 +96,15 @@ def test_all_that_is_no_embedding_is_quantised_and_counted(report: BasisReport, 
 
 
 def test_a_rotated_copy_is_compared_with_the_model_as_it_is(tiny: Model) -> None:
-    on = reference(tiny, text(0), 48, WINDOW)
-    turning = find_turning(tiny.module, use_cache=False)
-    copy = rotated(tiny.module, turning, rotation("random", 64, 0))
-    other = Copy(copy.model, discover(copy.model, use_cache=False), copy.running)
-    section = quantiser_section(tiny, [on], {"absmax": PUBLISHED["absmax"]}, {"rotated": other})
+    section = quantise(tiny, ["absmax"], texts=[text(0)], tokens=48, window=WINDOW, rotation="random").quantisers
+    assert section is not None
+    other = "rotated (random)"
     rows = {(row.basis, row.quantiser): row for row in section.rows}
-    assert list(rows) == [(b, q) for b in (AS_IT_IS, "rotated") for q in (FULL, "absmax")]
-    assert abs(rows["rotated", FULL].change) < 1e-5 and rows["rotated", FULL].kl < 1e-6
+    assert list(rows) == [(b, q) for b in (AS_IT_IS, other) for q in (FULL, "absmax")]
+    assert abs(rows[other, FULL].change) < 1e-5 and rows[other, FULL].kl < 1e-6
     errors = {(row.basis, row.layer): row.relative_error for row in section.layers}
-    assert errors["rotated", "L0.attn query"] < errors[AS_IT_IS, "L0.attn query"] / 2  # one large input, spread
-    assert [(row.first, row.second) for row in section.closer] == [("absmax, rotated", "absmax")]
+    assert errors[other, "L0.attn query"] < errors[AS_IT_IS, "L0.attn query"] / 2  # one large input, spread
+    assert [(row.first, row.second) for row in section.closer] == [(f"absmax, {other}", "absmax")]
 
 
 def test_a_document_and_a_page_hold_every_number(report: BasisReport) -> None:

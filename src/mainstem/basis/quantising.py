@@ -24,13 +24,15 @@ from mainstem.analysis.quantizers import QUANTISERS, Quantiser
 from mainstem.analysis.statistics import difference, interval
 from mainstem.analysis.warnings import Warning
 from mainstem.basis.reference import Reference, reference
+from mainstem.basis.rotating import rotate
 from mainstem.causal.evaluation import Evaluation, Run, evaluate
-from mainstem.causal.linear_layers import LinearLayer, linear_layers, unquantised
+from mainstem.causal.linear_layers import LinearLayer, linear_layers, refuse_quantised, unquantised
 from mainstem.causal.quantised import Prepared, input_maxima, layer_errors, prepared, quantised_run
 from mainstem.causal.reference import reference_text
 from mainstem.errors import ChoiceError, UsageError
 from mainstem.lab.texts import SHIPPED, Text
 from mainstem.model.anatomy import Anatomy
+from mainstem.model.discovery import discover
 from mainstem.results.basis_quantisers import (
     AS_IT_IS,
     FULL,
@@ -41,6 +43,7 @@ from mainstem.results.basis_quantisers import (
     named,
 )
 from mainstem.results.basis_report import BasisReport
+from mainstem.run.inputs import base_arguments
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -82,6 +85,7 @@ def quantise(
     tokens: int = TOKENS,
     window: int | None = None,
     thresholds: Sequence[float] = (),
+    rotation: str | None = None,
     say: Say = lambda text: None,
 ) -> BasisReport:
     """Quantises the linear layers in runs of some texts; the model is not changed.
@@ -93,20 +97,23 @@ def quantise(
         tokens: how many tokens of each.
         window: tokens of a window; 512 by default, or the model's context where that is shorter.
         thresholds: of LLM.int8(), each a quantiser of its own beside those named.
+        rotation: also quantise a copy whose stream is rotated so (see `mainstem.basis.rotating.choose_rotation`).
         say: is told what is going on.
 
     Raises:
-        ChoiceError: no quantiser of this name.
+        ChoiceError: no quantiser or rotation of this name.
         UsageError: no text, or a threshold that is not above zero.
         TextError: a text cannot be had, or is shorter than a window.
-        RefusedError: the model is quantised already, or a layer cannot be; names the place.
+        RefusedError: the model is quantised already, or a layer cannot be, or the model not rotated; names the place.
         NotFiniteError: a layer overflows; names it.
     """
     chosen = chosen_quantisers(quantisers, thresholds)
     if not texts:
         raise UsageError("No text to predict", None, f"Name one, such as {next(iter(SHIPPED))}.")
     on = [reference(model, text, tokens, window) for text in texts]
-    section = quantiser_section(model, on, chosen, say=say)
+    refuse_quantised(model.module)
+    copies = {} if rotation is None else {f"rotated ({rotation})": rotated_copy(model, rotation, say)}
+    section = quantiser_section(model, on, chosen, copies, say)
     return BasisReport(
         provenance=model.provenance(),
         warnings=quantiser_warnings(section),
@@ -115,6 +122,19 @@ def quantise(
         quantisers=section,
         command="basis quantise",
     )
+
+
+def rotated_copy(model: "Model", rotation: str, say: Say = lambda text: None) -> Copy:
+    """A copy of the model whose stream is rotated, checked in float64.
+
+    Raises:
+        ChoiceError, RefusedError, ParallelStreamsError, CertificateError: as `mainstem.basis.rotating.rotate`.
+    """
+    say("Rotating a copy of the model")
+    made = rotate(model, rotation)
+    with made.running():
+        anatomy = discover(made.model, **base_arguments(made.model))
+    return Copy(made.model, anatomy, made.running)
 
 
 def chosen_quantisers(names: Sequence[str] = (), thresholds: Sequence[float] = ()) -> dict[str, Quantiser]:
