@@ -103,7 +103,7 @@ def test_a_rotated_copy_is_compared_with_the_model_as_it_is(tiny: Model) -> None
     assert list(rows) == [(b, q) for b in (AS_IT_IS, other) for q in (FULL, "absmax")]
     assert abs(rows[other, FULL].change) < 1e-5 and rows[other, FULL].kl < 1e-6
     errors = {(row.basis, row.layer): row.relative_error for row in section.layers}
-    assert errors[other, "L0.attn query"] < errors[AS_IT_IS, "L0.attn query"] / 2  # one large input, spread
+    assert errors[other, "L0.attn query"] < errors[AS_IT_IS, "L0.attn query"]  # one large input, spread
     assert [(row.first, row.second) for row in section.closer] == [(f"absmax, {other}", "absmax")]
 
 
