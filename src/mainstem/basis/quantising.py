@@ -11,23 +11,28 @@ Cost: for each quantiser and basis about a run of the texts, and a byte for each
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from mainstem.analysis.quantizers import QUANTISERS, Quantiser
 from mainstem.analysis.statistics import difference, interval
 from mainstem.analysis.warnings import Warning
 from mainstem.basis.reference import Reference, reference
+from mainstem.basis.rotating import rotate
 from mainstem.causal.evaluation import Evaluation, Run, evaluate
-from mainstem.causal.linear_layers import LinearLayer, linear_layers, unquantised
-from mainstem.causal.quantised import Prepared, input_maxima, layer_errors, plain_run, prepared, quantised_run
+from mainstem.causal.linear_layers import LinearLayer, linear_layers, refuse_quantised, unquantised
+from mainstem.causal.quantised import Prepared, input_maxima, layer_errors, prepared, quantised_run
 from mainstem.causal.reference import reference_text
 from mainstem.errors import ChoiceError, UsageError
 from mainstem.lab.texts import SHIPPED, Text
 from mainstem.model.anatomy import Anatomy
+from mainstem.model.discovery import discover
 from mainstem.results.basis_quantisers import (
     AS_IT_IS,
     FULL,
@@ -38,6 +43,7 @@ from mainstem.results.basis_quantisers import (
     named,
 )
 from mainstem.results.basis_report import BasisReport
+from mainstem.run.inputs import base_arguments
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -46,9 +52,29 @@ TOKENS = 1_024
 MIXED = "llm.int8"
 """The quantiser whose threshold is swept, and that is compared with those without decomposition."""
 
+LAYER_TOKENS = 256
+"""Errors of layers are those on so many tokens of the first text."""
+
 Say = Callable[[str], None]
-Bases = Mapping[str, tuple[torch.nn.Module, Anatomy]]
-"""The model as it is, first, and copies of it in other bases, each with its anatomy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """The model, or a copy of it in another basis: its anatomy, and what must be around its runs."""
+
+    module: torch.nn.Module
+    anatomy: Anatomy
+    running: Callable[[], AbstractContextManager] = nullcontext
+
+    def run(self, layers: Prepared = ()) -> Run:
+        """Logits under a quantiser, or, without layers, of the copy as it is."""
+        within = quantised_run(self.module, layers)
+
+        def run(ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+            with self.running():
+                return within(ids)
+
+        return run
 
 
 def quantise(
@@ -59,6 +85,7 @@ def quantise(
     tokens: int = TOKENS,
     window: int | None = None,
     thresholds: Sequence[float] = (),
+    rotation: str | None = None,
     say: Say = lambda text: None,
 ) -> BasisReport:
     """Quantises the linear layers in runs of some texts; the model is not changed.
@@ -70,20 +97,23 @@ def quantise(
         tokens: how many tokens of each.
         window: tokens of a window; 512 by default, or the model's context where that is shorter.
         thresholds: of LLM.int8(), each a quantiser of its own beside those named.
+        rotation: also quantise a copy whose stream is rotated so (see `mainstem.basis.rotating.choose_rotation`).
         say: is told what is going on.
 
     Raises:
-        ChoiceError: no quantiser of this name.
+        ChoiceError: no quantiser or rotation of this name.
         UsageError: no text, or a threshold that is not above zero.
         TextError: a text cannot be had, or is shorter than a window.
-        RefusedError: the model is quantised already, or a layer cannot be; names the place.
+        RefusedError: the model is quantised already, or a layer cannot be, or the model not rotated; names the place.
         NotFiniteError: a layer overflows; names it.
     """
     chosen = chosen_quantisers(quantisers, thresholds)
     if not texts:
         raise UsageError("No text to predict", None, f"Name one, such as {next(iter(SHIPPED))}.")
     on = [reference(model, text, tokens, window) for text in texts]
-    section = quantiser_section(model, on, chosen, say=say)
+    refuse_quantised(model.module)
+    copies = {} if rotation is None else {f"rotated ({rotation})": rotated_copy(model, rotation, say)}
+    section = quantiser_section(model, on, chosen, copies, say)
     return BasisReport(
         provenance=model.provenance(),
         warnings=quantiser_warnings(section),
@@ -92,6 +122,19 @@ def quantise(
         quantisers=section,
         command="basis quantise",
     )
+
+
+def rotated_copy(model: "Model", rotation: str, say: Say = lambda text: None) -> Copy:
+    """A copy of the model whose stream is rotated, checked in float64.
+
+    Raises:
+        ChoiceError, RefusedError, ParallelStreamsError, CertificateError: as `mainstem.basis.rotating.rotate`.
+    """
+    say("Rotating a copy of the model")
+    made = rotate(model, rotation)
+    with made.running():
+        anatomy = discover(made.model, **base_arguments(made.model))
+    return Copy(made.model, anatomy, made.running)
 
 
 def chosen_quantisers(names: Sequence[str] = (), thresholds: Sequence[float] = ()) -> dict[str, Quantiser]:
@@ -115,7 +158,7 @@ def quantiser_section(
     model: "Model",
     on: Sequence[Reference],
     quantisers: Mapping[str, Quantiser],
-    copies: Bases | None = None,
+    copies: Mapping[str, Copy] | None = None,
     say: Say = lambda text: None,
 ) -> QuantiserSection:
     """The section of the report.
@@ -124,28 +167,30 @@ def quantiser_section(
         model: the model.
         on: the texts.
         quantisers: by name.
-        copies: the model in other bases, by what was done to it, such as "rotated".
+        copies: of the model in other bases, by what was done to them, such as "rotated".
         say: is told what is going on.
 
     Raises:
         RefusedError, NotFiniteError: as `quantise`.
     """
-    ids, seed = on[0].windows.ids[:1].to(next(model.module.parameters()).device), model.seed
-    calibration = torch.tensor([model.encode(reference_text())[: on[0].windows.length]], device=ids.device)
+    device = next(model.module.parameters()).device
+    ids = on[0].windows.ids[:1, :LAYER_TOKENS].to(device)
+    calibration = torch.tensor([model.encode(reference_text())[: on[0].windows.length]], device=device)
+    bases = {AS_IT_IS: Copy(model.module, model.anatomy), **(copies or {})}
     runs: dict[tuple[str, str], Run] = {}
     errors: list[LayerErrorRow] = []
-    layers: tuple[LinearLayer, ...] = ()
-    for basis, (module, anatomy) in {AS_IT_IS: (model.module, model.anatomy), **(copies or {})}.items():
+    layers: dict[str, tuple[LinearLayer, ...]] = {}
+    for basis, each in bases.items():
         say(f"Rounding matrices ({basis})")
-        own = linear_layers(module, anatomy, ids)
-        layers = layers or own
-        smooth = any(quantiser.smoothing is not None for quantiser in quantisers.values())
-        made = prepared(own, quantisers, input_maxima(module, own, calibration) if smooth else None)
-        runs[basis, FULL] = plain_run(module)
-        runs |= {(basis, name): quantised_run(module, layers) for name, layers in made.items()}
-        errors += _errors(basis, module, made, ids)
-    done = [_Measured(each.text.name, _evaluated(runs, each, say), seed) for each in on]
-    left, held = _left(model, layers), sum(layer.weight.numel() for layer in layers)
+        with each.running():
+            layers[basis] = linear_layers(each.module, each.anatomy, ids)
+            made = prepared(layers[basis], quantisers, input_maxima(each.module, layers[basis], calibration))
+            errors += _errors(basis, each.module, made, ids)
+        runs[basis, FULL] = each.run()
+        runs |= {(basis, name): each.run(matrices) for name, matrices in made.items()}
+    done = [_Measured(each.text.name, _evaluated(runs, each, say), model.seed) for each in on]
+    left = unquantised(model.module, model.anatomy, layers[AS_IT_IS])
+    held = sum(layer.weight.numel() for layer in layers[AS_IT_IS])
     return QuantiserSection(
         texts=[each.summary() for each in on],
         quantisers=[{"name": name, **asdict(quantiser)} for name, quantiser in quantisers.items()],
@@ -168,21 +213,8 @@ def quantiser_warnings(section: QuantiserSection) -> list[dict[str, Any]]:
     return [Warning("unquantised", text, share).as_dict()]
 
 
-def _left(model: "Model", layers: Sequence[LinearLayer]) -> dict[str, int]:
-    """The matrices that are neither quantised nor embeddings, by name, with their sizes."""
-    modules = dict(model.module.named_modules())
-    embeddings = [modules[write.module] for write in model.anatomy.writes if write.unit.kind == "embedding"]
-    tables = [parameter for module in embeddings for parameter in module.parameters(recurse=False)]
-    known = {tensor.untyped_storage().data_ptr() for tensor in [*tables, model.anatomy.readout.unembedding]}
-    return {
-        name: parameter.numel()
-        for name, parameter in unquantised(model.module, layers).items()
-        if parameter.untyped_storage().data_ptr() not in known
-    }
-
-
 def _errors(
-    basis: str, module: torch.nn.Module, made: Mapping[str, Prepared], ids: torch.Tensor
+    basis: str, module: torch.nn.Module, made: Mapping[str, Prepared], ids: Int[Tensor, "batch pos"]
 ) -> list[LayerErrorRow]:
     return [
         LayerErrorRow(basis, name, layer, error.relative_error, error.outliers / error.d_in)

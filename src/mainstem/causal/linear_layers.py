@@ -168,11 +168,15 @@ def _other(layer: LinearLayer, reason: str) -> RefusedError:
     return RefusedError("A linear layer cannot be replaced", layer.place, reason)
 
 
-def unquantised(module: torch.nn.Module, layers: Sequence[LinearLayer]) -> dict[str, int]:
-    """The matrices of the model that no layer holds, by the names of the parameters, with their sizes."""
-    held = {layer.weight.untyped_storage().data_ptr() for layer in layers}
+def unquantised(module: torch.nn.Module, anatomy: Anatomy, layers: Sequence[LinearLayer]) -> dict[str, int]:
+    """The matrices that are neither a layer's nor an embedding or the unembedding, by name, with their sizes."""
+    modules = dict(module.named_modules())
+    embeddings = [modules[write.module] for write in anatomy.writes if write.unit.kind == "embedding"]
+    held = [parameter for embedding in embeddings for parameter in embedding.parameters(recurse=False)]
+    held += [anatomy.readout.unembedding, *(layer.weight for layer in layers)]
+    known = {tensor.untyped_storage().data_ptr() for tensor in held}
     return {
         name: parameter.numel()
         for name, parameter in module.named_parameters()
-        if parameter.dim() >= 2 and parameter.untyped_storage().data_ptr() not in held
+        if parameter.dim() >= 2 and parameter.untyped_storage().data_ptr() not in known
     }

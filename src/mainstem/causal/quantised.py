@@ -140,19 +140,13 @@ def quantised(module: torch.nn.Module, layers: Prepared) -> Iterator[torch.nn.Mo
         yield module
 
 
-def plain_run(module: torch.nn.Module) -> Run:
-    """Logits of the model itself."""
-    arguments, device = base_arguments(module), next(module.parameters()).device
-    return lambda ids: logits_of(module(ids.to(device), **arguments))
-
-
 def quantised_run(module: torch.nn.Module, layers: Prepared) -> Run:
-    """Logits of the model as quantised."""
-    plain = plain_run(module)
+    """Logits of the model as quantised; of the model itself where there are no layers."""
+    arguments, device = base_arguments(module), next(module.parameters()).device
 
     def run(ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         with quantised(module, layers):
-            return plain(ids)
+            return logits_of(module(ids.to(device), **arguments))
 
     return run
 

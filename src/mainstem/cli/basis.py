@@ -157,12 +157,17 @@ def quantise(
     threshold: Annotated[
         list[float] | None, typer.Option(metavar="X", help="LLM.int8() with this threshold too; may be repeated.")
     ] = None,
+    rotation: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Also quantise a rotated copy: random, hadamard, learned.")
+    ] = None,
 ):
     """Quantise the linear layers in runs of some texts: errors of products, perplexity, KL, flipped predictions."""
     from mainstem.lab.texts import SHIPPED, open_text
 
     for name in quantiser or ():
         o.choice("quantiser", name, o.QUANTISERS)
+    if rotation is not None:
+        o.choice("rotation", rotation, o.ROTATIONS)
     opened = [open_text(source) for source in text or SHIPPED]
     model = run.open()
     with run.step("Quantising ..."):
@@ -172,5 +177,6 @@ def quantise(
             tokens=eval_tokens,
             window=window,
             thresholds=threshold or (),
+            rotation=rotation,
             say=run.say,
         )

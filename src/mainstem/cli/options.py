@@ -32,6 +32,7 @@ COMPOSITIONS = ("q", "k", "v", "mlp", "neuron")
 WRITERS = ("heads", "mlps", "neurons")
 EMBEDDINGS = ("plain", "normed")
 CHOICES = ("outliers", "variance")
+ROTATIONS = ("random", "hadamard", "learned")
 QUANTISERS = (
     *("absmax", "zeropoint", "row-wise", "vector-wise", "zeropoint-vector-wise"),
     *("absmax+decomposition", "zeropoint+decomposition", "row-wise+decomposition", "llm.int8"),

@@ -10,6 +10,10 @@ from mainstem.report.experiment_page import experiment_table
 from mainstem.results.basis_quantisers import FULL, LayerErrorRow, QuantiserSection, named
 
 
+LINES = 8
+"""As many quantisers are drawn along the layers; the table has all."""
+
+
 def quantisers_section(section: QuantiserSection) -> str:
     """The sections of the page."""
     drawn = [p.section(TITLE, p.esc(caption(section)), p.facts([("found", p.esc(found(section)))]))]
@@ -38,7 +42,7 @@ def _errors(section: QuantiserSection) -> str:
     if len(names) < 2:
         return ""
     lines = []
-    for name, own in by_quantiser.items():
+    for name, own in list(by_quantiser.items())[:LINES]:
         means = [sum(own[place]) / len(own[place]) for place in names if place in own]
         if len(means) == len(names):
             lines.append(Course(name, [math.log10(m) if m > 0 else math.nan for m in means], f"{means[-1]:.1%}"))
