@@ -38,12 +38,13 @@ from mainstem.model.turning_search import find_turning
 from mainstem.model.widened import widened
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.basis_rotations import KurtosisRow, PrecisionRow, RotationSection
-from mainstem.run.inputs import base_arguments
+from mainstem.run.inputs import base_arguments, context_length
+from mainstem.run.windows import LENGTH
 
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-TOKENS, SAMPLED, SAMPLE_TOKENS = 512, 512, 256
+TOKENS, SAMPLED, SAMPLE_TOKENS = 256, 512, 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Say = Callable[[str], None]
@@ -159,7 +160,7 @@ def read_rotation(
         objective: what a learned rotation minimises: `kurtosis` or `rounding`.
         text: what `mainstem.lab.texts.open_text` takes, or a text.
         tokens: how many tokens of it are evaluated.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         say: is told what is going on.
 
     Raises:
@@ -172,7 +173,7 @@ def read_rotation(
     if kind not in KINDS:
         raise ChoiceError("rotation", kind, KINDS)
     place = None if out is None else check_place(Path(out))
-    on = reference(model, text, tokens, window)
+    on = reference(model, text, tokens, window or min(LENGTH, tokens, context_length(model.module) or tokens))
     say("Looking for what turns with the stream")
     turning = model.basis.turning
     if place is not None:
