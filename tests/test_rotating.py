@@ -2,7 +2,6 @@
 
 import errno
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import handmade
@@ -75,7 +74,7 @@ def test_a_massive_dimension_is_spread_and_a_learned_rotation_spreads_it_further
     for kind in ("hadamard", "learned"):
         section = rotate(session, kind).rotations
         states = [row for row in section.points if row.kind == "stream"]
-        assert all(row.kurtosis > 40 for row in states)
+        assert all(row.kurtosis > 20 for row in states)
         found[kind] = sum(row.rotated for row in states) / len(states)
     assert found["learned"] < found["hadamard"] < 10
 
@@ -125,7 +124,7 @@ def test_a_model_that_is_not_of_transformers_is_rotated_but_not_written(tmp_path
     model = mainstem.open(handmade.ALL["plain"]())
     made = model.basis.rotated("random", seed=3)
     ids = zoo.prompt()
-    torch.testing.assert_close(made.logits(ids), model.module(input_ids=ids), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(made.logits(ids), model.module(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
     with pytest.raises(RefusedError, match="Transformers' own classes"):
         rotate(model, out=tmp_path / "made")
 
@@ -141,12 +140,16 @@ def test_nothing_half_written_stays_when_the_disk_is_full(tmp_path, llama, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_that_comes_back_otherwise_is_refused_with_the_tensor(tmp_path, llama):
-    made = llama.basis.rotated()
-    replaced = replace(made, untied=())  # the configuration keeps its tie
-    replaced.model.config.tie_word_embeddings = True
-    with pytest.raises(RefusedError, match=r"(lm_head|embed_tokens)\.weight"):
-        write_checkpoint(llama, replaced, tmp_path / "made")
+def test_a_checkpoint_that_comes_back_otherwise_is_refused_with_the_tensor(tmp_path, llama, monkeypatch):
+    def lossy(path, report, **options):
+        module = loads(path)
+        with torch.no_grad():
+            module.model.layers[1].mlp.down_proj.weight.mul_(1.01)
+        return module
+
+    monkeypatch.setattr("mainstem.basis.rotated_checkpoint.read_directory", lossy)
+    with pytest.raises(RefusedError, match=r"layers\.1\.mlp\.down_proj\.weight"):
+        write_checkpoint(llama, llama.basis.rotated(), tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
 
@@ -188,7 +191,7 @@ def test_unknown_words_and_short_texts_are_refused(llama):
     with pytest.raises(ChoiceError, match="hadamard"):
         llama.basis.rotated("spin")
     with pytest.raises(ChoiceError, match="rounding"):
-        llama.basis.rotated("learned", objective="peak", on=None)
+        llama.basis.rotated("learned", objective="peak")
     with pytest.raises(TextError):
         llama.basis.rotate(text=TEXT, window=60)
 

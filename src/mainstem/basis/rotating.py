@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mainstem.analysis.kurtosis import random_expectation
-from mainstem.analysis.rotations import KINDS, learned, orthogonality, rotation
+from mainstem.analysis.rotations import KINDS, OBJECTIVES, learned, orthogonality, rotation
 from mainstem.basis.reference import Reference, reference
 from mainstem.basis.rotated_checkpoint import check_place, check_writable, write_checkpoint
 from mainstem.causal.edited import unedited
@@ -84,8 +84,7 @@ def choose_rotation(
     Raises:
         ChoiceError: an unknown kind or objective.
     """
-    if kind not in KINDS:
-        raise ChoiceError("rotation", kind, KINDS)
+    _check_words(kind, objective)
     turning = model.basis.turning
     seed = model.seed if seed is None else seed
     if kind != "learned":
@@ -99,6 +98,13 @@ def choose_rotation(
         turning.centred,
         report=lambda done, of: say(f"Learning a rotation: step {done} of {of}"),
     )
+
+
+def _check_words(kind: str, objective: str) -> None:
+    if kind not in KINDS:
+        raise ChoiceError("rotation", kind, KINDS)
+    if objective not in OBJECTIVES:
+        raise ChoiceError("objective", objective, OBJECTIVES)
 
 
 @torch.no_grad()
@@ -170,8 +176,7 @@ def read_rotation(
         CertificateError: the copy does not compute the same.
         UsageError: there is something at `out`.
     """
-    if kind not in KINDS:
-        raise ChoiceError("rotation", kind, KINDS)
+    _check_words(kind, objective)
     place = None if out is None else check_place(Path(out))
     on = reference(model, text, tokens, window or min(LENGTH, tokens, context_length(model.module) or tokens))
     say("Looking for what turns with the stream")
