@@ -19,6 +19,7 @@ from mainstem.causal.rotated import Rotated
 from mainstem.errors import MainstemError, RefusedError, UsageError
 from mainstem.model.checkpoints import read_directory
 from mainstem.model.discovery import probe_ids
+from mainstem.model.translation import quiet
 from mainstem.model.turning import Turning
 from mainstem.results.basis_rotations import Checkpoint
 from mainstem.run.inputs import base_arguments
@@ -83,9 +84,10 @@ def write_checkpoint(model: "Model", rotated: Rotated, place: Path) -> Checkpoin
         copied: Any = rotated.model
         if rotated.untied:
             copied.config = _untied(copied.config)
-        copied.save_pretrained(built)
-        if model.tokenizer is not None:
-            model.tokenizer.save_pretrained(built)
+        with quiet():
+            copied.save_pretrained(built)
+            if model.tokenizer is not None:
+                model.tokenizer.save_pretrained(built)
         apart = _compared(rotated, built)
         files = sorted(path for path in built.iterdir() if path.is_file())
         made = Checkpoint(str(place), [f.name for f in files], sum(f.stat().st_size for f in files), apart)
@@ -107,7 +109,8 @@ def _compared(rotated: Rotated, built: Path) -> float:
     """How far the logits of what is loaded are from the copy's, relative to the largest."""
     module = rotated.model
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
-    again = read_directory(built, lambda message: None, dtype=dtype).to(next(module.parameters()).device)
+    again: nn.Module = read_directory(built, lambda message: None, dtype=dtype)
+    again = again.to(next(module.parameters()).device)
     ids = probe_ids(module)
     expected = module(input_ids=ids, **base_arguments(module)).logits
     seen = again(input_ids=ids, **base_arguments(again)).logits

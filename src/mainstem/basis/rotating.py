@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mainstem.analysis.kurtosis import random_expectation
-from mainstem.analysis.rotations import KINDS, learned, orthogonality, rotation
+from mainstem.analysis.rotations import KINDS, OBJECTIVES, learned, orthogonality, rotation
 from mainstem.basis.reference import Reference, reference
 from mainstem.basis.rotated_checkpoint import check_place, check_writable, write_checkpoint
 from mainstem.causal.edited import unedited
@@ -38,12 +38,13 @@ from mainstem.model.turning_search import find_turning
 from mainstem.model.widened import widened
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.basis_rotations import KurtosisRow, PrecisionRow, RotationSection
-from mainstem.run.inputs import base_arguments
+from mainstem.run.inputs import base_arguments, context_length
+from mainstem.run.windows import LENGTH
 
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-TOKENS, SAMPLED, SAMPLE_TOKENS = 512, 512, 256
+TOKENS, SAMPLED, SAMPLE_TOKENS = 256, 512, 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Say = Callable[[str], None]
@@ -83,8 +84,7 @@ def choose_rotation(
     Raises:
         ChoiceError: an unknown kind or objective.
     """
-    if kind not in KINDS:
-        raise ChoiceError("rotation", kind, KINDS)
+    _check_words(kind, objective)
     turning = model.basis.turning
     seed = model.seed if seed is None else seed
     if kind != "learned":
@@ -98,6 +98,13 @@ def choose_rotation(
         turning.centred,
         report=lambda done, of: say(f"Learning a rotation: step {done} of {of}"),
     )
+
+
+def _check_words(kind: str, objective: str) -> None:
+    if kind not in KINDS:
+        raise ChoiceError("rotation", kind, KINDS)
+    if objective not in OBJECTIVES:
+        raise ChoiceError("objective", objective, OBJECTIVES)
 
 
 @torch.no_grad()
@@ -159,7 +166,7 @@ def read_rotation(
         objective: what a learned rotation minimises: `kurtosis` or `rounding`.
         text: what `mainstem.lab.texts.open_text` takes, or a text.
         tokens: how many tokens of it are evaluated.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         say: is told what is going on.
 
     Raises:
@@ -169,10 +176,9 @@ def read_rotation(
         CertificateError: the copy does not compute the same.
         UsageError: there is something at `out`.
     """
-    if kind not in KINDS:
-        raise ChoiceError("rotation", kind, KINDS)
+    _check_words(kind, objective)
     place = None if out is None else check_place(Path(out))
-    on = reference(model, text, tokens, window)
+    on = reference(model, text, tokens, window or min(LENGTH, tokens, context_length(model.module) or tokens))
     say("Looking for what turns with the stream")
     turning = model.basis.turning
     if place is not None:

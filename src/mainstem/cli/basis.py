@@ -180,3 +180,36 @@ def quantise(
             rotation=rotation,
             say=run.say,
         )
+
+
+@command
+def rotate(
+    run: Run,
+    rotation: Annotated[
+        str,
+        typer.Option(metavar="|".join(o.ROTATIONS), help="Which rotation; Hadamard's with random signs by default."),
+    ] = "hadamard",
+    objective: Annotated[
+        str, typer.Option(metavar="|".join(o.OBJECTIVES), help="What a learned one makes small.")
+    ] = o.OBJECTIVES[0],
+    text: TextSource = "drama",
+    tokens: Annotated[int, typer.Option(metavar="N", min=2, help="How many tokens the two are compared on.")] = 256,
+    window: Window = None,
+):
+    """Rotate a copy of the model, prove that it is the same model, and write it as a checkpoint."""
+    from mainstem.lab.texts import open_text
+
+    o.choice("rotation", rotation, o.ROTATIONS)
+    o.choice("objective", objective, o.OBJECTIVES)
+    opened = open_text(text)
+    model = run.open()
+    with run.step("Rotating ..."):
+        return model.basis.rotate(
+            rotation,
+            out=run.common.out,
+            objective=objective,
+            text=opened,
+            tokens=tokens,
+            window=window,
+            say=run.say,
+        )

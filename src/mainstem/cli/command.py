@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -85,9 +86,10 @@ def _register(body: Callable, parent: typer.Typer, name: str) -> Callable:
 def _carry_out(body: Callable, name: str, common: Common, given: dict) -> None:
     from mainstem.cli import output
 
-    output.check_format(name, common)
-    output.check_destination(common.out)
-    output.write(body(Run(common), **given), common)
+    printed = replace(common, out=None) if name in o.DIRECTORIES else common
+    output.check_format(name, printed)
+    output.check_destination(printed.out)
+    output.write(body(Run(common), **given), printed)
 
 
 def attempt(work: Callable[[], None]) -> int:

@@ -38,6 +38,8 @@ QUANTISERS = (
     *("absmax+decomposition", "zeropoint+decomposition", "row-wise+decomposition", "llm.int8"),
     *("zeropoint-vector-wise+decomposition", "smoothquant", "fp8", "w4", "w4a4", "w4a4-smoothquant"),
 )
+ROTATIONS = ("random", "hadamard", "learned")
+OBJECTIVES = ("kurtosis", "rounding")
 ABLATED = {"ffn": 25, "attention": 75}
 
 TABULAR = (
@@ -52,6 +54,9 @@ TABULAR = (
     "subspace",
 )
 """The commands whose results are rows that Parquet can hold."""
+
+DIRECTORIES = ("basis rotate",)
+"""The commands whose `--out` is a directory that they make, and whose result goes to standard output."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}
 """What `--out` says about the format, where `--format` says nothing."""
@@ -77,13 +82,15 @@ def _output(command: str) -> dict[str, object]:
     """The options that say how and where a command's result is written."""
     allowed = formats(command)
     *most, last = (f".{form}" for form in allowed if form != "table")
-    help_out = f"Write to a file; its ending {', '.join(most)} or {last} sets the format."
+    metavar, help_out = "FILE", f"Write to a file; its ending {', '.join(most)} or {last} sets the format."
+    if command in DIRECTORIES:
+        metavar, help_out = "DIR", "A directory to make, with a checkpoint that plain Transformers loads."
     return {
         "format": Annotated[
             str | None,
             typer.Option("--format", "-f", metavar="|".join(allowed), help="Of the result; table by default."),
         ],
-        "out": Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help=help_out)],
+        "out": Annotated[Path | None, typer.Option("--out", "-o", metavar=metavar, help=help_out)],
     }
 
 

@@ -8,6 +8,7 @@ from mainstem.report.basis_kurtosis_page import kurtosis_section
 from mainstem.report.basis_outliers_page import emergence_section, outliers_section
 from mainstem.report.basis_quantisers_page import quantisers_section
 from mainstem.report.basis_report_text import text_line
+from mainstem.report.basis_rotations_page import rotations_section
 from mainstem.report.basis_rounding_page import rounding_section
 from mainstem.results.basis_report import BasisReport
 
@@ -17,6 +18,7 @@ _SECTIONS: dict[str, Callable] = {
     "emergence": emergence_section,
     "ablations": ablations_section,
     "quantisers": quantisers_section,
+    "rotations": rotations_section,
     "rounding": rounding_section,
 }
 

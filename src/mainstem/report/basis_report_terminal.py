@@ -11,6 +11,7 @@ from mainstem.report.basis_kurtosis_terminal import print_kurtosis
 from mainstem.report.basis_outliers_terminal import print_emergence, print_outliers
 from mainstem.report.basis_quantisers_terminal import print_quantisers
 from mainstem.report.basis_report_text import text_line
+from mainstem.report.basis_rotations_terminal import print_rotations
 from mainstem.report.basis_rounding_terminal import print_rounding
 from mainstem.results.basis_report import BasisReport
 
@@ -20,6 +21,7 @@ _PRINTERS: dict[str, Callable] = {
     "emergence": print_emergence,
     "ablations": print_ablations,
     "quantisers": print_quantisers,
+    "rotations": print_rotations,
     "rounding": print_rounding,
 }
 
