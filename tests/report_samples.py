@@ -1,5 +1,14 @@
 """Results made by hand for the reports' tests: no model is needed, and everything that can go wrong is in them."""
 
+from mainstem.results.circuits import (
+    AskedRow,
+    CircuitReading,
+    Copying,
+    EntryRow,
+    NamedRatio,
+    TableSummary,
+    TrigramRow,
+)
 from mainstem.results.description import (
     AnatomyDescription,
     BlockRow,
@@ -25,6 +34,7 @@ from mainstem.results.generation import Compared, Generated, Likelihood
 from mainstem.results.patch import CellRow, PatchReading, StabilityRow
 from mainstem.results.reading import CheckSummary, Provenance
 from mainstem.results.subspace import Bar, Map, SubspaceReading
+from mainstem.results.trigram import TrigramHeadRow, TrigramReading
 from mainstem.results.unit import Null, Sigmoid, TokenLogit, UnitReading
 
 NASTY = [
@@ -284,6 +294,64 @@ def anatomy(shapes: bool = True) -> AnatomyDescription:
         labels=BAD,
         prompt={"text": "x", "tokens": NASTY[:3], "ids": [0, 1, 2]} if shapes else None,
         shapes=rows if shapes else None,
+    )
+
+
+def _ratios(count: int) -> list[NamedRatio]:
+    return [NamedRatio(token, id, 9.5 - id) for id, token in enumerate(NASTY[:count])]
+
+
+def circuit_reading(asked: bool = False) -> CircuitReading:
+    """A head's circuits, with tokens of every kind as sources, destinations and outputs."""
+    rows = [
+        EntryRow(name, token, 2 * i, NASTY[-1 - i], i, 12.5 - i, 60.0 - 5 * i)
+        for name in ("qk", "ov")
+        for i, token in enumerate(NASTY[:10])
+    ]
+    found = AskedRow(NASTY[1], NASTY[2], NASTY[8], 3.25, -0.5, 1, 48_000) if asked else None
+    return CircuitReading(
+        provenance=provenance(),
+        warnings=WARNINGS,
+        model=model(),
+        head="L1H0",
+        offset=3,
+        embedding="normed" if asked else "plain",
+        qk=TableSummary(0.25, 21.0, 0.05, 1e-6, 0.03, 0.4),
+        ov=TableSummary(0.004, 38.5, 0.05, 1e-9, 0.01, NAN),
+        entries=rows,
+        copying=Copying(0.83, 512, 0.125, 10, 37.5, 10 / 49_152),
+        trigrams=[TrigramRow(token, i, 120.0 - i, _ratios(3), _ratios(2)) for i, token in enumerate(NASTY)],
+        asked=found,
+        factors=BAD if asked else GOOD,
+        notes=["<note>"],
+    )
+
+
+def trigram_reading(found: bool = True) -> TrigramReading:
+    """All heads by a skip trigram; one head makes it, or none."""
+    roles = ("out", "source", "destination", "out", "source", "out", "destination")
+    rows = [
+        TrigramHeadRow(
+            head=f"L{i}H{i}", qk=9.0 - 2 * i, ov=4.0 - i, score=36.0 - 12 * i, source_rank=1 + i**5, out_rank=1 + i**6,
+            p=10.0 ** (i - 7), weakest=role, q=0.04 * (i + 1),
+        )
+        for i, role in enumerate(roles)
+    ]  # fmt: skip
+    return TrigramReading(
+        provenance=provenance(),
+        warnings=WARNINGS if found else [],
+        model=model(),
+        source=NASTY[1],
+        destination=NASTY[4],
+        out=NASTY[2],
+        ids=[1, 4, 2],
+        offset=0,
+        rate=0.05,
+        found=["L0H0"] if found else [],
+        heads=rows,
+        top=5,
+        factors=GOOD,
+        notes=["<note>"],
     )
 
 

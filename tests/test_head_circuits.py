@@ -9,6 +9,7 @@ import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mainstem.analysis import token_vectors
 from mainstem.analysis.head_circuits import HeadCircuits, forced
 from mainstem.analysis.turned_tables import RATE, level
 from mainstem.analysis.vocabulary_table import VocabularyTable
@@ -31,6 +32,11 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def planted():
     return open_model(PlantedCircuits())
+
+
+@pytest.fixture(scope="module")
+def many_tokens():
+    return open_model(PlantedCircuits(d_vocab=320))
 
 
 class AttentionOnly(handmade.Block):
@@ -235,6 +241,40 @@ def test_a_planted_skip_trigram_is_first_and_24_tokens_are_too_few_to_find_it(pl
     assert first.p == pytest.approx(1 / 24) and first.q > reading.rate and reading.found == []
 
 
+@pytest.mark.parametrize("trigram", SKIP_TRIGRAMS)
+def test_a_planted_skip_trigram_is_found_among_more_tokens_and_in_no_other_head(many_tokens, trigram):
+    reading = many_tokens.skip_trigram(*(f"id:{token}" for token in trigram))
+    assert reading.found == ["L0H0"]
+    first = reading.heads[0]
+    assert first.p <= 2 / 320 and first.q <= reading.rate < reading.heads[1].q
+
+
+@pytest.mark.parametrize("trigram", [(2, 5, 14), (3, 9, 14), (20, 30, 40)])
+def test_what_was_not_planted_is_found_in_no_head(many_tokens, trigram):
+    assert many_tokens.skip_trigram(*(f"id:{token}" for token in trigram)).found == []
+
+
+def test_both_ends_of_the_stream_are_read_in_chunks(monkeypatch):
+    """With norms and multipliers, against the tables whole; a chunk is smaller than the vocabulary."""
+    monkeypatch.setattr(token_vectors, "VOCABULARY_CHUNK", 64)
+    for family in ("gpt2", "granite"):
+        model = open_model(zoo.build(family))
+        embedded = circuit_reading.token_embedding(model)
+        reads = token_vectors.Read(model.anatomy.readout, model.anatomy.sizes.d_model)
+        axes = torch.eye(model.anatomy.sizes.d_model, dtype=torch.float64)
+        for side in (embedded, reads):
+            whole = side @ axes
+            assert len(side) == len(whole) > 128
+            assert torch.allclose(
+                side.gram, whole.T @ whole / len(whole), rtol=1e-4, atol=1e-6 * float(side.gram.max())
+            )
+            assert torch.allclose(side.vector(7), whole[7])
+        assert torch.allclose(embedded.mean, (embedded @ axes).mean(0))
+        norm = next(read.norm for read in model.anatomy.reads if "value" in read.roles)
+        rows = embedded @ axes
+        assert torch.allclose(embedded.scaled(norm.scale) @ axes, rows * norm.scale(rows))
+
+
 def test_a_head_that_copies_from_everywhere_has_its_destination_weakest(planted):
     rows = {row.head: row for row in planted.skip_trigram("id:6", "id:6", "id:6").heads}
     assert rows["L0H1"].out_rank == 1 and rows["L0H1"].p < 0.2
@@ -324,11 +364,12 @@ def test_a_head_that_looks_at_the_first_position_is_warned_of(planted, monkeypat
 
 
 def test_what_a_head_gives_to_the_first_position_is_read_from_its_pattern(planted):
-    ids = probe_ids(planted.module)[0].tolist()
-    share = circuit_reading._first_share(planted, planted.weights.heads[1])
-    later = range(len(ids) // 2, len(ids))
-    same = [1 / (position + 1) for position in later]
-    assert share != pytest.approx(0) and abs(share - sum(same) / len(same)) < 0.2
+    """Of the copying head, whose scores are 1 for the token itself and 0 for others, by hand."""
+    ids = probe_ids(planted.module)[0]
+    weights = (ids[:, None] == ids[None]).double().exp().tril()
+    pattern = weights / weights.sum(1, keepdim=True)
+    expected = float(pattern[len(ids) // 2 :, 0].mean())
+    assert circuit_reading._first_share(planted, planted.weights.heads[1]) == pytest.approx(expected, rel=1e-5)
 
 
 # --- refusals and reports -----------------------------------------------------------------------------------

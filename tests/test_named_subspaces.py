@@ -15,6 +15,7 @@ from mainstem.experiments import named_subspaces
 from mainstem.experiments import named_subspaces_claims as case
 from mainstem.experiments.named_readers import BYSTANDERS, READERS, chosen_neurons, shares
 from mainstem.experiments.named_sentences import KINDS, SENTENCE, WORDS, sentences
+from mainstem.lab.planted_subspaces import PlantedSubspaces
 from mainstem.report import as_html, as_json, as_text
 from mainstem.session import Model
 
@@ -123,7 +124,8 @@ def changed(
 
     def one(name: str, source: float, base: float, groups: tuple[float, float, float]) -> case.Changed:
         told = {"a": (about(1 - source), about(source)), "b": (about(base), about(0.05))}
-        return case.Changed(name, told, dict(zip(("a", "b", BYSTANDERS), map(about, groups), strict=True)))
+        made = dict(zip(("a", "b", BYSTANDERS), map(about, groups), strict=True))
+        return case.Changed(name, told, made, made)
 
     made = [
         one("nothing", 0.05, 0.9, (0.0, 0.0, 0.0)),
@@ -152,32 +154,39 @@ def test_what_is_interchanged_must_move_alone(numbers: dict, expected: str) -> N
     [
         ({}, "reproduced"),
         ({"other": 0.6}, "in part"),
+        ({"other": 0.5, "bystanders": 0.5}, "in part"),
         ({"other": 0.9}, "not reproduced"),
         ({"bystanders": 0.95}, "not reproduced"),
         ({"own": 0.2, "other": 0.1, "bystanders": 0.1}, "not reproduced"),
     ],
 )
 def test_readers_must_change_above_all_controls_and_alone(numbers: dict, expected: str) -> None:
-    assert case.readers_claim("a", "b", changed(**numbers)).finding == expected
+    for readers in ("neurons", "heads"):
+        assert case.readers_claim("a", "b", changed(**numbers), readers).finding == expected
 
 
 # --- a tiny model -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Model:
-    """Six blocks of random weights, and a tokenizer of whole words."""
+def tokenizer_of_words() -> transformers.PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["?", "the", *SENTENCE.replace("{subject}", "").replace("{previous}", "").split()]
     words = list(dict.fromkeys([*words, *(word for kind in KINDS for word in WORDS[kind])]))
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Model:
+    """Six blocks of random weights, and a tokenizer of whole words."""
+    tokenizer = tokenizer_of_words()
     directory = tmp_path_factory.mktemp("models") / "words"
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=32, bos_token_id=None, eos_token_id=None,
         initializer_range=0.2,
     )  # fmt: skip
@@ -214,10 +223,36 @@ def test_the_experiment_runs_and_leaves_the_model_as_it_was(tiny: Model) -> None
     before = tiny.module(ids).logits
     made, again = (named_subspaces.run(tiny, quick=True) for _ in range(2))
     assert torch.equal(tiny.module(ids).logits, before)
-    assert json.loads(as_json(made))["claims"] == json.loads(as_json(again))["claims"] and len(made.claims) == 7
+    assert json.loads(as_json(made))["claims"] == json.loads(as_json(again))["claims"] and len(made.claims) == 9
     by_name = {row[0]: row for row in made.tables[0].rows}
-    assert by_name["nothing"][5:] == [0, 0, 0] and by_name["everything"][5:] == pytest.approx([1, 1, 1])
-    assert "Readers by weights" in as_text(made, 120) and "</html>" in as_html(made)
+    assert by_name["nothing"][5:] == [0] * 6 and by_name["everything"][5:] == pytest.approx([1] * 6)
+    assert "Heads that read, by weights" in as_text(made, 120) and "</html>" in as_html(made)
+
+
+# --- planted subspaces --------------------------------------------------------------------------------------
+
+
+def planted(apart: bool) -> dict[str, str]:
+    """The finding of each claim."""
+    tokenizer = tokenizer_of_words()
+    model = mainstem.open(PlantedSubspaces(len(tokenizer), apart), tokenizer=tokenizer)
+    made = named_subspaces.run(model, quick=True)
+    return {claim.claim: claim.finding for claim in made.claims}
+
+
+def test_every_claim_holds_where_the_two_subspaces_are_planted_apart() -> None:
+    found = planted(apart=True)
+    assert len(found) == 9 and set(found.values()) == {"reproduced"}
+
+
+def test_claims_fail_where_both_are_written_into_one_subspace() -> None:
+    found = planted(apart=False)
+    assert found["The two lie in disjoint subspaces."] == "not reproduced"
+    readers = [finding for claim, finding in found.items() if "that read it" in claim]
+    moved = [finding for claim, finding in found.items() if "still the base's" in claim]
+    assert len(readers) == 4 and "reproduced" not in {*readers, *moved}
+    holding = {finding for claim, finding in found.items() if claim.startswith("A subspace holds")}
+    assert holding == {"in part"}  # either is told, but not through its own directions alone
 
 
 def test_a_tokenizer_without_the_words_is_refused(tmp_path) -> None:

@@ -41,6 +41,10 @@ RESULTS = {
     "patch of heads": samples.patched(heads=True),
     "subspace": samples.subspace_reading(),
     "erasers": samples.subspace_reading("erasers"),
+    "circuits": samples.circuit_reading(),
+    "circuits with a skip trigram": samples.circuit_reading(asked=True),
+    "trigram": samples.trigram_reading(),
+    "trigram in no head": samples.trigram_reading(found=False),
 }
 ALL = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
 WIDTHS = (60, 80, 100, 118, 140, 200)
@@ -101,9 +105,10 @@ def test_the_middle_of_a_long_list_is_left_out_but_never_what_matters():
 @ALL
 def test_json_is_one_document_and_finite(result):
     document = json.loads(as_json(result), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert re.fullmatch(rf"mainstem/{document['command']}(/[a-z]+)?/1", document["schema"])
+    kind = {"circuits": "(circuits|trigram)"}.get(document["command"], document["command"])
+    assert re.fullmatch(rf"mainstem/{kind}(/[a-z]+)?/1", document["schema"])
     assert {"provenance", "warnings", "model", "notes"} <= set(document)
-    assert "prompt" in document or document["command"] == "subspace"  # of weights alone
+    assert "prompt" in document or document["command"] in ("subspace", "circuits")  # of weights alone
 
 
 def test_nan_is_null_in_json():

@@ -20,7 +20,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from mainstem.analysis.factored import Factored
-from mainstem.analysis.readout import VOCABULARY_CHUNK, normed, require_linear
+from mainstem.analysis.readout import require_linear
+from mainstem.analysis.token_vectors import Embedded, unembedded
 from mainstem.analysis.vocabulary_table import VocabularyTable
 from mainstem.model.anatomy import Readout
 
@@ -164,9 +165,7 @@ def forced(first: tuple[int, int, int], second: tuple[int, int, int]) -> tuple[t
     return (source, destination, also), (source, elsewhere, out)
 
 
-def head_circuits(
-    qk: Factored, ov: Factored, embedding: Float[Tensor, "token d_model"], readout: Readout
-) -> HeadCircuits:
+def head_circuits(qk: Factored, ov: Factored, embedding: Embedded, readout: Readout) -> HeadCircuits:
     """The tables of a head.
 
     Args:
@@ -188,14 +187,6 @@ def head_circuits(
         ov=VocabularyTable(outs - outs.mean(0), values),
         eigenvalues=torch.linalg.eigvals(values[:count].mT @ outs[:count]),
     )
-
-
-def unembedded(readout: Readout, columns: Float[Tensor, "d_model column"]) -> Float[Tensor, "token column"]:
-    """Columns of the stream as logits of all tokens, float64, without the final norm's scale and any bias."""
-    one = torch.ones(1, dtype=torch.float64, device=columns.device)
-    x = normed(readout, columns.mT, one, vectors=True)
-    pieces = [rows.double() @ x.mT for rows in readout.unembedding.detach().split(VOCABULARY_CHUNK)]
-    return torch.cat(pieces) * readout.scale
 
 
 def eigenvalue_score(eigenvalues: Tensor) -> float:

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.analysis.factored import Factored
-from mainstem.analysis.head_circuits import eigenvalue_score, unembedded
+from mainstem.analysis.head_circuits import eigenvalue_score
+from mainstem.analysis.token_vectors import unembedded
 from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import Readout
 from mainstem.units import Unit

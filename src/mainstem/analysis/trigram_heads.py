@@ -2,7 +2,8 @@
 
 Entries are those of `mainstem.analysis.head_circuits`: QK above the mean source, OV above the mean output, in units of
 their table's root mean square, and their product. Of every table one row and one column is needed, and its size from
-Gram matrices of the tokens: d_vocab x d_model for each head, no table.
+Gram matrices of the tokens: d_vocab x d_model multiplications for each head, no table, and neither end of the stream is
+copied (`mainstem.analysis.token_vectors`).
 
 The null: each of the three tokens in turn is replaced by every token of the vocabulary, the other two kept. A skip
 trigram needs all three of its tokens, so its p is the largest of the three parts that score no less. It comes out large
@@ -10,43 +11,15 @@ for a head that promotes the output whatever it looks at, or looks at the source
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.analysis.factored import Factored
-from mainstem.analysis.head_circuits import unembedded
-from mainstem.analysis.readout import require_linear
-from mainstem.model.anatomy import Readout
+from mainstem.analysis.token_vectors import Embedded, Read
 
 ROLES = ("source", "destination", "out")
-
-
-@dataclass(frozen=True, eq=False)
-class TrigramTokens:
-    """The tokens at both ends of the stream, float32.
-
-    Attributes:
-        embedding: each token's stream vector.
-        outs: the direction of the stream that each token's logit reads, less that of the mean token.
-    """
-
-    embedding: Float[Tensor, "token d_model"]
-    outs: Float[Tensor, "out d_model"]
-
-    @cached_property
-    def mean(self) -> Float[Tensor, " d_model"]:
-        """Of the embeddings."""
-        return self.embedding.mean(0)
-
-    @cached_property
-    def grams(self) -> tuple[Float[Tensor, "d_model d_model"], ...]:
-        """Mean squares of the embeddings, of the embeddings less their mean, and of the outputs; float64."""
-        squares = [(rows.mT @ rows).double() / len(rows) for rows in (self.embedding, self.outs)]
-        mean = self.mean.double()
-        return squares[0], squares[0] - torch.outer(mean, mean), squares[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,36 +42,26 @@ class HeadTrigrams:
     reached: Float[Tensor, "head role"]
 
 
-def trigram_tokens(embedding: Float[Tensor, "token d_model"], readout: Readout) -> TrigramTokens:
-    """Both ends of the stream.
-
-    Raises:
-        LevelRefusedError: if the readout is no norm and unembedding.
-    """
-    require_linear(readout)
-    outs = unembedded(readout, torch.eye(embedding.shape[1], dtype=embedding.dtype, device=embedding.device))
-    return TrigramTokens(embedding.float(), (outs - outs.mean(0)).float())
-
-
-def head_trigrams(qk: Factored, ov: Factored, tokens: TrigramTokens, trigram: tuple[int, int, int]) -> HeadTrigrams:
+def head_trigrams(qk: Factored, ov: Factored, e: Embedded, reads: Read, trigram: tuple[int, int, int]) -> HeadTrigrams:
     """A skip trigram in all heads of a stack.
 
     Args:
         qk: W_QK of the heads, as the stream sees them.
         ov: W_OV, likewise.
-        tokens: both ends of the stream.
+        e: the tokens' vectors at the beginning of the stream.
+        reads: their directions at its end.
         trigram: source, destination and output.
     """
     source, destination, out = trigram
-    e, mean = tokens.embedding, tokens.mean
-    size_qk, size_ov = _sizes(qk, ov, tokens)
-    asks = qk.T @ e[destination].double()[:, None]
-    asked = qk @ (e[source] - mean).double()[:, None]
-    written = ov @ e[source].double()[:, None]
-    read = ov.T @ tokens.outs[out].double()[:, None]
-    sources = _entries(e, asks, size_qk) - _entries(mean[None], asks, size_qk)
+    size_qk, size_ov = _sizes(qk, ov, e, reads)
+    asks = qk.T @ e.vector(destination)[:, None]
+    asked = qk @ (e.vector(source) - e.mean)[:, None]
+    written = ov @ e.vector(source)[:, None]
+    read = ov.T @ reads.vector(out)[:, None]
+    sources = _entries(e, asks, size_qk)
+    sources = sources - sources.mean(0)
     destinations = _entries(e, asked, size_qk)
-    outs = _entries(tokens.outs, written, size_ov)
+    outs = _entries(reads, written, size_ov)
     sayers = _entries(e, read, size_ov)
     looks, says = sources[source], outs[out]
     count = min(len(sources), len(sayers))
@@ -117,21 +80,21 @@ def head_trigrams(qk: Factored, ov: Factored, tokens: TrigramTokens, trigram: tu
     )
 
 
-def _sizes(qk: Factored, ov: Factored, tokens: TrigramTokens) -> tuple[Tensor, Tensor]:
+def _sizes(qk: Factored, ov: Factored, e: Embedded, reads: Read) -> tuple[Tensor, Tensor]:
     """The root mean squares of both tables of each head."""
-    embedded, centred, outs = tokens.grams
+    centred = e.gram - torch.outer(e.mean, e.mean)
 
     def size(factored: Factored, rows: Tensor, columns: Tensor) -> Tensor:
         square = (factored.left.mT @ rows @ factored.left) * (factored.right @ columns @ factored.right.mT)
         return square.sum((-2, -1)).clamp_min(0).sqrt()
 
-    return size(qk, embedded, centred), size(ov, outs, embedded)
+    return size(qk, e.gram, centred), size(ov, reads.gram, e.gram)
 
 
-def _entries(tokens: Tensor, made: Factored, size: Tensor) -> Float[Tensor, "token head"]:
-    """What each head's vector gives with each token; all 0 for a table of zeros."""
+def _entries(tokens: Embedded | Read, made: Factored, size: Tensor) -> Float[Tensor, "token head"]:
+    """What each head's vector gives with each token, float32; all 0 for a table of zeros."""
     vectors = made.dense()[..., 0] / size.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-    return tokens @ vectors.to(tokens).mT
+    return tokens @ vectors.mT.float()
 
 
 def _product(reads: Tensor, says: Tensor) -> Tensor:

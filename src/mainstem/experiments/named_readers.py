@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 READERS = 20
 """How many neurons read each subspace."""
 
-BYSTANDERS = "random neurons"
+BYSTANDERS = "random"
 
 
 def shares(reading: Sequence[Float[Tensor, "neuron d_model"]], found: Span) -> Float[Tensor, " neuron"]:
@@ -71,24 +71,32 @@ def chosen_neurons(
         second: order[-READERS:].flip(0),
         BYSTANDERS: between[torch.randperm(len(between), generator=generator)[:READERS]],
     }
-    table = _table(model.anatomy.sizes.d_model, subspaces, found, chosen, units)
+    table = readers_table(model, subspaces, "neurons", found, chosen, [str(unit) for unit in units])
     return {name: [units[i] for i in places.tolist()] for name, places in chosen.items()}, table
 
 
-def _table(
-    width: int,
+def readers_table(
+    model: "Model",
     subspaces: dict[str, Span],
+    kind: str,
     found: dict[str, Tensor],
     chosen: dict[str, Tensor],
-    units: Sequence[Unit],
+    readers: Sequence[str],
 ) -> ExperimentTable:
+    """The mean share of each chosen group of readers in each subspace."""
+    width = model.anatomy.sizes.d_model
     cells = []
     for name, places in chosen.items():
-        named = ", ".join(str(units[i]) for i in places[:3].tolist())
+        named = ", ".join(readers[int(i)] for i in places[:3])
         cells.append([name, named, *(float(share[places].mean()) * width for share in found.values())])
     spreads = [
         (2 * (width * float(_weights(one).square().sum()) - 1) / (width + 2)) ** 0.5 for one in subspaces.values()
     ]
     chance = " and ".join(f"{spread:.1f}" for spread in spreads)
     caption = f"mean share of their rows in each subspace, in units of a random row's (whose spread is {chance})"
-    return ExperimentTable("Readers by weights", caption, ["of", "the first", *(f"in {name}" for name in found)], cells)
+    return ExperimentTable(
+        f"{kind.capitalize()} that read, by weights",
+        caption,
+        ["of", "the first", *(f"in {name}" for name in found)],
+        cells,
+    )

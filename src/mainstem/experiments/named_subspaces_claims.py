@@ -45,12 +45,17 @@ class Changed:
     Attributes:
         name: whose subspace it is.
         told: by kind, how often the later probe tells the base's word and the source's, by word.
-        neurons: by group, each neuron's change, 1 that of the interchange of everything.
+        neurons, heads: by group, each reader's change, 1 that of the interchange of everything; sides of heads.
     """
 
     name: str
     told: dict[str, tuple[list[float], list[float]]]
     neurons: dict[str, list[float]]
+    heads: dict[str, list[float]]
+
+    def groups(self, readers: str) -> dict[str, list[float]]:
+        """Those of "neurons" or "heads"."""
+        return self.neurons if readers == "neurons" else self.heads
 
 
 def claims(held: Sequence[Held], between: Overlap, changed: Sequence[Changed]) -> list[Claim]:
@@ -59,7 +64,9 @@ def claims(held: Sequence[Held], between: Overlap, changed: Sequence[Changed]) -
     by_name = {one.name: one for one in changed}
     found = [*(held_claim(one) for one in held), apart_claim(between)]
     for kind, other in (kinds, kinds[::-1]):
-        found += [moved_claim(kind, other, by_name), readers_claim(kind, other, by_name)]
+        found += [moved_claim(kind, other, by_name), readers_claim(kind, other, by_name, "neurons")]
+        if changed[0].heads:
+            found.append(readers_claim(kind, other, by_name, "heads"))
     return found
 
 
@@ -114,35 +121,38 @@ def moved_claim(kind: str, other: str, changed: dict[str, Changed]) -> Claim:
     )
 
 
-def readers_claim(kind: str, other: str, changed: dict[str, Changed]) -> Claim:
+def readers_claim(kind: str, other: str, changed: dict[str, Changed], readers: str) -> Claim:
     """Whether what reads the subspace by its weights changes, and what reads the other does not."""
-    groups = changed[kind].neurons
+    groups = changed[kind].groups(readers)
     own, others, bystanders = (interval(groups[name]) for name in (kind, other, BYSTANDERS))
-    draws = [one.neurons[kind] for one in _random(changed)]
+    draws = [one.groups(readers)[kind] for one in _random(changed)]
     random = interval([sum(values) / len(values) for values in zip(*draws, strict=True)])
     changes = _above(own, others, bystanders, random)
     return Claim(
-        f"Swapped, the subspace of the {kind} changes its readers and not the other's.",
+        f"Swapped, the subspace of the {kind} changes the {readers} that read it and not the other's readers.",
         SOURCE,
         "no number",
         f"its readers change by {own.mean:.2f} [{own.low:.2f}, {own.high:.2f}] of what the whole stream does to them, "
         f"the other's by {others.mean:.2f} [{others.low:.2f}, {others.high:.2f}]",
-        f"random neurons {bystanders.mean:.2f} [{bystanders.low:.2f}, {bystanders.high:.2f}]; "
+        f"random {readers} {bystanders.mean:.2f} [{bystanders.low:.2f}, {bystanders.high:.2f}]; "
         f"its readers under random subspaces {random.mean:.2f} [{random.low:.2f}, {random.high:.2f}]",
-        finding(changes and not _above(others, bystanders), partly=changes),
+        finding(changes and not _above(others, bystanders) and others.mean <= HALF * own.mean, partly=changes),
         {"readers": own.mean, "other": others.mean, "bystanders": bystanders.mean, "random": random.mean},
     )
 
 
 def swap_table(changed: Sequence[Changed], caption: str) -> ExperimentTable:
-    """Every interchange: what is told afterwards, and the mean change of each group of neurons."""
+    """Every interchange: what is told afterwards, and the mean change of each group of readers."""
     heads, rows = ["interchanged"], []
     for kind in changed[0].told:
         heads += [f"{kind}: the base's", f"{kind}: the source's"]
-    heads += [f"readers: {name}" if name != BYSTANDERS else name for name in changed[0].neurons]
+    for readers in ("neurons", "heads"):
+        names = changed[0].groups(readers)
+        heads += [f"{readers}: {name}" if name != BYSTANDERS else f"{name} {readers}" for name in names]
     for one in changed:
         told = [interval(values).mean for pair in one.told.values() for values in pair]
-        rows.append([one.name, *told, *(sum(values) / len(values) for values in one.neurons.values())])
+        groups = [*one.neurons.values(), *one.heads.values()]
+        rows.append([one.name, *told, *(sum(values) / len(values) for values in groups)])
     return ExperimentTable("Interchange", caption, heads, rows)
 
 

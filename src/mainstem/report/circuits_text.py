@@ -28,8 +28,10 @@ def table_text(table: TableSummary) -> str:
 def copying_text(r: CircuitReading) -> str:
     """Both copying scores in one sentence."""
     c = r.copying
+    which = "all" if c.tokens >= round(c.top / c.chance) else "evenly spaced over the vocabulary"
     return (
-        f"eigenvalues {c.eigenvalues:+.2f} (1 copies, -1 erases); of {count(c.tokens)} tokens {c.among_top:.1%} are "
+        f"eigenvalues {c.eigenvalues:+.2f} (1 copies, -1 erases); of {count(c.tokens)} tokens ({which}) "
+        f"{c.among_top:.1%} are "
         f"among the {c.top} they promote most (by chance {c.chance:.2%}), median rank {plain(c.median_rank, 1)}"
     )
 

@@ -3,7 +3,7 @@
 from mainstem.report.text import count, plain, visible
 from mainstem.results.trigram import TrigramHeadRow, TrigramReading
 
-COLUMNS = ("head", "QK", "rank", "OV", "rank", "product", "p", "weakest", "q")
+COLUMNS = ("head", "QK", "source rank", "OV", "out rank", "product", "p", "weakest", "q")
 
 
 def asked(r: TrigramReading) -> str:

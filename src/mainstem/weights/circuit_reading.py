@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis import warnings as warn
 from mainstem.analysis.head_circuits import HeadCircuits, SkipTrigrams, head_circuits
+from mainstem.analysis.token_vectors import Embedded
 from mainstem.analysis.turned_tables import RATE, level
 from mainstem.analysis.vocabulary_table import TopEntries, VocabularyTable
 from mainstem.causal.reference import reference_text
@@ -112,12 +112,12 @@ def circuits_of(model: "Model", head: Unit | str, offset: int = 0, embedding: st
     if embedding == "normed":
         unit = Unit.parse(head) if isinstance(head, str) else head
         read = next(read for read in model.anatomy.reads if read.unit == unit.sublayer and "value" in read.roles)
-        rows = rows if read.norm is None else rows * read.norm.scale(rows)
+        rows = rows if read.norm is None else rows.scaled(read.norm.scale)
     return head_circuits(qk, ov, rows, model.anatomy.readout)
 
 
-def token_embedding(model: "Model") -> Float[Tensor, "token d_model"]:
-    """Each token's vector as the embedding writes it, float64.
+def token_embedding(model: "Model") -> Embedded:
+    """Each token's vector as the embedding writes it.
 
     Raises:
         LevelRefusedError: if it is no table of the module that writes it, times a number.
@@ -128,11 +128,12 @@ def token_embedding(model: "Model") -> Float[Tensor, "token d_model"]:
     written = model.trace(ids).write(write.unit).double()
     reason = f"{write.module or 'the model'} holds no table of vectors of the stream"
     if isinstance(table, Tensor) and table.dim() == 2 and table.shape[1] == written.shape[1]:
-        rows = table.detach().double()
-        looked_up = rows[torch.tensor(ids, device=rows.device)]
+        table = table.detach()
+        looked_up = table[torch.tensor(ids, device=table.device)].double()
         factor = (looked_up * written).sum() / looked_up.pow(2).sum()
         if float((factor * looked_up - written).norm()) <= SLACK * float(written.norm()):
-            return rows if abs(float(factor) - 1) <= SLACK else rows * factor
+            factor = 1.0 if abs(float(factor) - 1) <= SLACK else float(factor)
+            return Embedded(table, torch.full((len(table),), factor, dtype=torch.float64, device=table.device))
         reason = "what it writes is more than a row of a table times a number"
     raise LevelRefusedError("Circuits need a vector for each token", "embed", reason)
 

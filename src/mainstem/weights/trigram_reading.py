@@ -7,7 +7,9 @@ import torch
 
 from mainstem.analysis import warnings as warn
 from mainstem.analysis.false_discovery import RATE, q_values
-from mainstem.analysis.trigram_heads import ROLES, HeadTrigrams, head_trigrams, trigram_tokens
+from mainstem.analysis.readout import require_linear
+from mainstem.analysis.token_vectors import Read
+from mainstem.analysis.trigram_heads import ROLES, HeadTrigrams, head_trigrams
 from mainstem.errors import UsageError
 from mainstem.results.reading import CheckSummary
 from mainstem.results.trigram import TrigramHeadRow, TrigramReading
@@ -43,14 +45,16 @@ def read_trigram(
     weights = model.weights
     weights.require_heads()
     factors = model.weights_check
-    tokens = trigram_tokens(token_embedding(model), model.anatomy.readout)
-    sizes = (len(tokens.embedding), len(tokens.embedding), len(tokens.outs))
+    require_linear(model.anatomy.readout)
+    embedded, reads = token_embedding(model), Read(model.anatomy.readout, model.anatomy.sizes.d_model)
+    sizes = (len(embedded), len(embedded), len(reads))
     texts = (source, destination, out)
     first, second, third = (parse_token(text, model.tokenizer, n) for text, n in zip(texts, sizes, strict=True))
     rows: list[tuple[Unit, HeadTrigrams, int]] = []
     for sublayer in dict.fromkeys(head.sublayer for head in weights.heads):
         if sublayer not in weights.qk_refusals:
-            found = head_trigrams(weights.qk(sublayer, offset), weights.ov(sublayer), tokens, (first, second, third))
+            qk, ov = weights.qk(sublayer, offset), weights.ov(sublayer)
+            found = head_trigrams(qk, ov, embedded, reads, (first, second, third))
             heads = [head for head in weights.heads if head.sublayer == sublayer]
             rows += [(head, found, i) for i, head in enumerate(heads)]
     listed = _rows(rows)
