@@ -170,7 +170,7 @@ def test_parquet_is_for_tables_in_files(run, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], ["nothing to patch", "--pairs"]),
+        ([], ["no prompt", "CLEAN and CORRUPTED", "--pairs"]),
         ([CLEAN], ["no corrupted prompt"]),
         ([CLEAN, CORRUPTED, "--task", "induction"], ["two ways"]),
         (["--task", "inductoin"], ["did you mean 'induction'"]),

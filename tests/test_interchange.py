@@ -152,3 +152,16 @@ def test_points_are_watched_together_and_after_an_interchange() -> None:
     assert torch.allclose(put, own.roll(1, 0))
     (part,) = early.values_after(ids, own.roll(1, 0), torch.eye(D_MODEL)[:3], [early])
     assert torch.allclose(part[..., :3], own.roll(1, 0)[..., :3]) and torch.allclose(part[..., 3:], own[..., 3:])
+
+
+def test_rows_that_a_model_mixes_are_run_one_by_one() -> None:
+    model = mainstem.open(handmade.Mixing().double())
+    draw = torch.Generator().manual_seed(0)
+    ids, sources = (torch.randint(5, 60, (4, 6), generator=draw) for _ in range(2))
+    here = interchange.Interchange(model.module, model.anatomy, Point.parse("L2.resid_pre"), [2], 5)
+    together, theirs = here.values(ids), here.values(sources)
+    assert here.mixes and torch.equal(together, torch.cat([here.values(row[None]) for row in ids]))
+    made = here.logits(ids, theirs, None)
+    assert torch.equal(made, torch.cat([here.logits(a[None], b[None], None) for a, b in zip(ids, theirs, strict=True)]))
+    plain = interchange.Interchange(planted().module, planted().anatomy, Point.parse("L1.resid_pre"), [2], 5)
+    assert plain.values(ids % 20).shape[0] == 4 and plain.mixes is False

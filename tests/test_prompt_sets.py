@@ -8,6 +8,7 @@ import torch
 import mainstem
 from mainstem.analysis.statistics import interval
 from mainstem.errors import CertificateError, PairError, TokenError
+from mainstem.intervene.patch_reading import read_patch
 from mainstem.lab.pairs import PromptPair
 from mainstem.many import prompt_sets
 from mainstem.many.set_explaining import explain_set
@@ -141,6 +142,27 @@ def test_one_prompt_has_no_interval_and_says_why(model):
         assert means and all(mean.low is mean.high is None for mean in means) and made.stability is None
         assert any("no interval" in note for note in made.notes)
         assert as_html(made) and as_text(made)
+
+
+def test_few_prompts_are_said_with_their_number(model):
+    words = ("big", "red", "old", "odd", "shy")
+    pairs = [PromptPair(f"{word} cat", f"{word} bat", ("x",), ("y",)) for word in words]
+    for command in (explain_set, read_lens_set, lambda m, own: compare_set(m, own, [], count=1)):
+        few, enough = command(model, pairs[:4]), command(model, pairs)
+        warning = next(w for w in few.warnings if w["code"] == "few-prompts")
+        assert warning["value"] == 4 and warning["prompts"] == 4 and "4 prompts" in warning["text"]
+        assert all(w["code"] != "few-prompts" for w in enough.warnings)
+    codes = [[w["code"] for w in read_patch(model, pairs[:n], grid="heads").warnings] for n in (1, 2, 5)]
+    assert ["few-prompts" in one for one in codes] == [False, True, False]
+
+
+def test_each_prompt_is_traced_once_and_both_passes_show_progress(model, monkeypatch):
+    traced, seen, trace = [], [], model.trace
+    monkeypatch.setattr(model, "trace", lambda prompt, *a, **o: traced.append(prompt) or trace(prompt, *a, **o))
+    made = explain_set(model, PAIRS, progress=lambda done, of: seen.append((done, of)))
+    assert traced == [pair.clean for pair in PAIRS]
+    assert seen == [(done, 6) for done in range(1, 7)]
+    assert any(f"over the {len(made.rows)} units" in note for note in made.notes)
 
 
 def test_a_prompt_without_a_certificate_is_left_out_and_named(model, monkeypatch):

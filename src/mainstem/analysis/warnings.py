@@ -23,6 +23,10 @@ EARLY_LAYERS = 1 / 3
 """The part of the layers whose units are compared with random directions."""
 
 
+FEWEST = 5
+"""From so many prompts on an interval over them is worth reading."""
+
+
 @dataclass(frozen=True)
 class Warning:
     """`code` for programs, `text` for people, `value` the number behind it."""
@@ -174,6 +178,20 @@ def not_clean_warning(weak: int, pairs: int) -> list[Warning]:
             f"the metric is no higher on the clean prompt than on the corrupted one in {weak} of {pairs} pairs: "
             "effects are in units of a difference that is not the one meant.",
             float(weak),
+        )
+    ]
+
+
+def few_prompts_warning(prompts: int) -> list[Warning]:
+    """Intervals over a handful of prompts: what is resampled is hardly more than the prompts themselves."""
+    if not 1 < prompts < FEWEST:
+        return []
+    return [
+        Warning(
+            "few-prompts",
+            f"intervals are bootstrapped over {prompts} prompts: with fewer than {FEWEST} they say next to nothing "
+            "about others.",
+            float(prompts),
         )
     ]
 

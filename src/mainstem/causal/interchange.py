@@ -6,6 +6,8 @@ With orthonormal directions R [k, width] at one point and position
 
 (Geiger et al. 2023; without R the whole vector). The change is differentiable in R. `mainstem.causal.subspaces` learns
 R on counterfactuals: a base, a source, and the answer that the base should have if a variable had the source's value.
+
+Runs are rows of batches, except in models where a row does not get what it gets alone; that is tried once.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from mainstem.causal.changes import Pass, copied_by_token
 from mainstem.causal.pieces import Entries, PieceMap
+from mainstem.causal.row_batches import mixes_rows
 from mainstem.errors import LevelRefusedError, PairError, PositionError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
@@ -72,6 +75,8 @@ class Interchange:
         entries = self.piece.entries
         self.entries = torch.arange(self.piece.width) if entries is None else entries
         self.device = next(model.parameters()).device
+        self.mixes: bool | None = None
+        """Whether rows of a batch get other values than alone; not known before the first run."""
 
     def values(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch destination d_in"]:
         """What the point is at the positions, in plain runs."""
@@ -81,7 +86,7 @@ class Interchange:
         self, ids: Int[Tensor, "batch pos"], places: Sequence["Interchange"]
     ) -> list[Float[Tensor, "batch destination d_in"]]:
         """What several points are, in the same plain runs."""
-        return _gathered([self._seen(part, places) for part in ids.split(BATCH)])
+        return _gathered([self._seen(part, places) for part in ids.split(self._rows(ids))])
 
     def values_after(
         self,
@@ -91,8 +96,8 @@ class Interchange:
         places: Sequence["Interchange"],
     ) -> list[Float[Tensor, "batch destination d_in"]]:
         """What other, later points are after the interchange at this one."""
-        found = []
-        for part, theirs in zip(ids.split(BATCH), sources.split(BATCH), strict=True):
+        found, rows = [], self._rows(ids)
+        for part, theirs in zip(ids.split(rows), sources.split(rows), strict=True):
             put = self._putting(theirs, directions, Pass(part.shape[0], part.shape[1]))
             found.append(self._seen(part, places, (self.piece.site, put)))
         return _gathered(found)
@@ -115,7 +120,21 @@ class Interchange:
         directions: Float[Tensor, "direction d_in"] | None,
     ) -> Float[Tensor, "batch d_vocab"]:
         """Those of the base runs after the interchange; without directions of the full vector."""
-        return self._run(ids, (self.piece.site, self._putting(sources, directions, Pass(ids.shape[0], ids.shape[1]))))
+        rows = self._rows(ids)
+        pairs = zip(ids.split(rows), sources.split(rows), strict=True)
+        return torch.cat([self._after(part, theirs, directions) for part, theirs in pairs])
+
+    def _after(self, ids: Int[Tensor, "batch pos"], sources: Tensor, directions: Tensor | None) -> Tensor:
+        now = Pass(ids.shape[0], ids.shape[1])
+        return self._run(ids, (self.piece.site, self._putting(sources, directions, now)))
+
+    @torch.no_grad()
+    def _rows(self, ids: Int[Tensor, "batch pos"]) -> int:
+        """How many rows a batch has."""
+        if self.mixes is None:
+            alone = self._run(ids[:1])[0]
+            self.mixes = mixes_rows(self.model, ids[0], self.position, alone, **self.forward)
+        return 1 if self.mixes else BATCH
 
     def _watching(self, found: list[Tensor], now: Pass) -> Tap:
         def tap(leaves) -> None:

@@ -10,6 +10,7 @@ from mainstem.cli import options as o
 from mainstem.cli.command import Position, Prompt, command
 from mainstem.cli.prompts import Count, Pairs, Task, open_with_pairs, single
 from mainstem.cli.running import Run
+from mainstem.errors import UsageError
 
 if TYPE_CHECKING:
     from mainstem.lab.pairs import PromptPair
@@ -126,23 +127,25 @@ def patch(
     for name, given, allowed in (("metric", metric, o.METRICS), ("grid", grid, o.GRIDS),
                                  ("direction", direction, o.DIRECTIONS)):  # fmt: skip
         o.choice(name, given, allowed)
-    if task is not None:
-        o.choice("task", task, o.TASKS)
     budget = o.size(memory, "--memory")
-    o.one_source(clean, corrupted, pairs, task, answer, wrong)
+    alone = {"--answer": answer, "--wrong": wrong}
+    if single(clean, pairs, task, alone, "CLEAN and CORRUPTED") is not None and corrupted is None:
+        raise UsageError("There is no corrupted prompt", None, "Give two: mainstem patch CLEAN CORRUPTED.")
+    if clean == corrupted == "-":
+        raise UsageError("Both prompts cannot be standard input", None, "Give one of them as text.")
     given = [run.prompt(prompt) for prompt in (clean, corrupted) if prompt is not None]
     if state is not None:
         from mainstem.cli.output import check_destination
 
         check_destination(state, "--state")
-    single = _single_pair(given, answer or (), wrong or ()) if given else None
+    pair = _single_pair(given, answer or (), wrong or ()) if given else None
 
     def check(model, chosen) -> None:
         from mainstem.intervene.patch_reading import encode_pairs
 
         encode_pairs(model, chosen, grid, run.common.chat, roles)
 
-    model, chosen = open_with_pairs(run, single or pairs, task, count, check)
+    model, chosen = open_with_pairs(run, pair or pairs, task, count, check)
     with run.step("Patching ..."):
         from mainstem.intervene.patch_reading import read_patch
 

@@ -187,29 +187,3 @@ def size(given: str, option: str) -> int:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{given!r} is no amount of memory", option, f"Write, for example, {option} 512M or 2G.")
     return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
-
-
-def one_source(
-    clean: str | None,
-    corrupted: str | None,
-    pairs: Path | None,
-    task: str | None,
-    answers: Sequence[str] | None,
-    wrong: Sequence[str] | None,
-) -> None:
-    """Refuses a patching request that names no pair of prompts, or pairs in two ways.
-
-    Raises:
-        UsageError: with what to leave out or add.
-    """
-    ways = sum((clean is not None, pairs is not None, task is not None))
-    if ways != 1:
-        what = "There is nothing to patch" if ways == 0 else "Pairs of prompts are named in two ways"
-        raise UsageError(what, None, "Give CLEAN and CORRUPTED, or --pairs FILE.jsonl, or --task NAME.")
-    if clean is not None and corrupted is None:
-        raise UsageError("There is no corrupted prompt", None, "Give two: mainstem patch CLEAN CORRUPTED.")
-    if clean == corrupted == "-":
-        raise UsageError("Both prompts cannot be standard input", None, "Give one of them as text.")
-    if clean is None and (answers or wrong):
-        option = "--answer" if answers else "--wrong"
-        raise UsageError("Pairs and tasks have answers of their own", option, f"Leave out {option}.")

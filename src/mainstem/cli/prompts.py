@@ -26,7 +26,9 @@ Task = Annotated[
 Count = Annotated[int, typer.Option(metavar="N", min=1, help="With --task: how many pairs.")]
 
 
-def single(prompt: str | None, pairs: Path | None, task: str | None, alone: Mapping[str, object]) -> str | None:
+def single(
+    prompt: str | None, pairs: Path | None, task: str | None, alone: Mapping[str, object], form: str = "PROMPT"
+) -> str | None:
     """The prompt, if a single one is asked for; None where a file or a task has many.
 
     Args:
@@ -34,6 +36,7 @@ def single(prompt: str | None, pairs: Path | None, task: str | None, alone: Mapp
         pairs: as given.
         task: as given.
         alone: options that are about a single prompt, by name, with what was given.
+        form: how a single prompt is written, for messages.
 
     Raises:
         UsageError: no prompt is named, or prompts are in two ways, or an option is about a single one.
@@ -42,7 +45,7 @@ def single(prompt: str | None, pairs: Path | None, task: str | None, alone: Mapp
     ways = sum((prompt is not None, pairs is not None, task is not None))
     if ways != 1:
         what = "There is no prompt" if ways == 0 else "Prompts are named in two ways"
-        raise UsageError(what, None, "Give PROMPT, or --pairs FILE.jsonl, or --task NAME.")
+        raise UsageError(what, None, f"Give {form}, or --pairs FILE.jsonl, or --task NAME.")
     if task is not None:
         o.choice("task", task, o.TASKS)
     if prompt is not None:

@@ -270,7 +270,7 @@ def _warnings(sweeps: Sequence[Sweep], window: int) -> list[warn.Warning]:
     found = [one for text in sweeps[0].warnings for one in warn.window_warning(text, window)]
     if sweeps[0].metric != "kl":
         found += warn.not_clean_warning(sum(sweep.clean <= sweep.corrupted for sweep in sweeps), len(sweeps))
-    return found
+    return found + warn.few_prompts_warning(len(sweeps))
 
 
 def _prompt(model: "Model", text: Text, ids: Sequence[int]) -> dict:

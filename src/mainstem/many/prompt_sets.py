@@ -3,9 +3,10 @@
 The way that all of them share:
 
     FILE.jsonl or a task  ->  read_pairs, generate     lines as they were written                       (lab)
-    PromptPair            ->  check_pairs              refused by file, line and field before any run   (here)
+    PromptPair            ->  check_pairs, gathered    refused by file, line and field before any run   (here)
     each pair             ->  explain, lens, steer     the same entry point as for one prompt           (set_*)
-    their results         ->  gathered, mean_of        means, bootstrap intervals, split-half stability (here)
+    their results         ->  mean_of, stability_of    means, bootstrap intervals, split-half stability (here)
+    Gathered              ->  reading                  all of it as one result                          (here)
     PromptSetReading      ->  set_terminal, set_page   tables, JSON, HTML                               (report)
 
 The prompt of a pair is its clean one; its answers are the target (several make a set), its wrong answers the rivals.
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mainstem.analysis.statistics import interval, split_half
+from mainstem.analysis.warnings import few_prompts_warning
 from mainstem.errors import CertificateError, PairError, PositionError, PromptError, TargetError, TokenError
 from mainstem.lab.pairs import PromptPair
 from mainstem.results.patch import StabilityRow
-from mainstem.results.prompt_set import Mean, PromptRow
+from mainstem.results.prompt_set import Mean, PromptRow, PromptSetReading
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -98,12 +100,15 @@ def gathered(
     one: Callable[[PromptPair], Found],
     chat: bool,
     progress: Progress | None,
+    position: int = -1,
 ) -> Gathered:
-    """Runs a command's own part on each pair.
+    """Runs a command's own part on each pair, after all of them were checked.
 
     Raises:
+        PairError, PromptError, PositionError, TokenError, TargetError: as `check_pairs`.
         CertificateError: if the stream is accounted for on no prompt; the last one's.
     """
+    check_pairs(model, pairs, position, chat)
     rows, kept, found, refusal = [], [], [], None
     for number, pair in enumerate(pairs):
         try:
@@ -133,6 +138,20 @@ def gathered(
     return Gathered(rows, kept, found, _warnings(found), _notes(rows, found))
 
 
+def reading(model: "Model", found: Gathered, of: str, options: dict[str, Any], **more: Any) -> PromptSetReading:
+    """The result of a command: what is the same for all of them, and `more`, its own."""
+    return PromptSetReading(
+        provenance=model.provenance(),
+        warnings=found.warnings,
+        model=model.summary,
+        of=of,
+        options=options,
+        prompts=found.prompts,
+        notes=[*found.notes, *more.pop("notes", ())],
+        **more,
+    )
+
+
 def _shown(model: "Model", answer: str | int) -> str:
     return model.token(answer) if isinstance(answer, int) else answer
 
@@ -146,7 +165,8 @@ def _warnings(found: Sequence[Found]) -> list[dict[str, Any]]:
             on[code] = on.get(code, 0) + 1
         for warning in one.warnings:
             first.setdefault(warning["code"], warning)
-    return [{**warning, "prompts": on[code]} for code, warning in first.items()]
+    few = [{**warning.as_dict(), "prompts": len(found)} for warning in few_prompts_warning(len(found))]
+    return few + [{**warning, "prompts": on[code]} for code, warning in first.items()]
 
 
 def _notes(rows: Sequence[PromptRow], found: Sequence[Found]) -> list[str]:

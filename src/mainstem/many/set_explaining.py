@@ -1,9 +1,9 @@
 """`explain` on many prompts: which units write the answers, on average.
 
-Each prompt is explained as it would be alone. The units that at least one prompt lists are then scored exactly on every
-prompt, so that a mean is over all of them and not over those where the unit did well. A unit that no prompt lists has
-on each prompt a score not beyond the last one listed there; the mean of those is `elsewhere`, and every row with a mean
-beyond it is in its true place among all units.
+Each prompt is run and explained once, as it would be alone. The units that at least one prompt lists are then scored
+exactly in every prompt's trace, which is kept until then, so that a mean is over all of them and not over those where
+the unit did well. A unit that no prompt lists has on each prompt a score not beyond the last one listed there; the mean
+of those is `elsewhere`, and every row with a mean beyond it is in its true place among all units.
 
 Source positions are not the same place in different prompts: an attention subvalue L9H8@3 is counted under its head,
 L9H8@, with the head's largest (with `negative`, smallest) score over sources on each prompt. An expert's neuron that
@@ -25,10 +25,10 @@ from mainstem.many.prompt_sets import (
     Found,
     Progress,
     as_tokens,
-    check_pairs,
     gathered,
     mean_of,
     prompt_of,
+    reading,
     stability_of,
 )
 from mainstem.results.explanation import Explanation
@@ -62,7 +62,7 @@ def explain_set(
         model: the model.
         pairs: their clean prompts are explained, for their answers against their wrong answers.
         chat: whether to wrap prompts in the model's chat template.
-        progress: called with the number of prompts done and of all.
+        progress: called with the number of steps done and of all, two for each prompt.
         score: as `Model.explain`; scores that are measured on the model are refused.
         norm: as there.
         position: as there.
@@ -80,25 +80,30 @@ def explain_set(
     check_score(score, norm, negative, any(pair.wrong_answers for pair in pairs))
     if RULES[score].measured:
         raise UsageError(f"The score {score!r} is measured on one prompt at a time", "--score", "Take increase.")
-    check_pairs(model, pairs, position, chat)
 
     def one(pair: PromptPair) -> Found:
-        made = model.explain(
-            prompt_of(pair), chat=chat, target=as_tokens(pair.answers), against=as_tokens(pair.wrong_answers),
+        trace = model.trace(prompt_of(pair), positions=(position,), chat=chat)
+        made = trace.explain(
+            target=as_tokens(pair.answers), against=as_tokens(pair.wrong_answers),
             score=score, norm=norm, position=position, top=top, negative=negative, **options,
         )  # fmt: skip
-        return Found(_own(made), made, made.warnings, made.notes, _failed(made))
+        return Found(_own(made), (trace, made), made.warnings, made.notes, _failed(made))
 
-    found = gathered(model, pairs, one, chat, progress)
-    explanations: list[Explanation] = [each.result for each in found.found]
+    def step(done: int) -> None:
+        if progress is not None:
+            progress(done, 2 * len(pairs))
+
+    found = gathered(model, pairs, one, chat, lambda done, of: step(done), position)
+    traces: list[Trace] = [each.result[0] for each in found.found]
+    explanations: list[Explanation] = [each.result[1] for each in found.found]
     listed = [{_named(Unit.parse(value.unit)) for value in made.values} for made in explanations]
     units = list(dict.fromkeys(Unit.parse(value.unit) for made in explanations for value in made.values))
     table: dict[str, list[float]] = {}
-    for pair, made in zip(found.pairs, explanations, strict=True):
-        trace = model.trace(prompt_of(pair), positions=(position,), chat=chat)
+    for n, (pair, trace, made) in enumerate(zip(found.pairs, traces, explanations, strict=True)):
         scorer = _Scorer(trace, made, as_tokens(pair.answers), as_tokens(pair.wrong_answers), negative)
         for name, value in scorer.scores(units).items():
             table.setdefault(name, []).append(value)
+        step(2 * len(pairs) - len(traces) + n + 1)
     sign = -1 if negative else 1
     means = {name: mean_of(values, model.seed) for name, values in table.items()}
     sources = _sources(units)
@@ -107,21 +112,23 @@ def explain_set(
         for name in sorted(means, key=lambda name: (-sign * means[name].mean, name))
     ]
     ends = [sign * max(sign * (made.values[-1].score or 0.0), 0.0) for made in explanations if len(made.values) == top]
-    return PromptSetReading(
-        provenance=model.provenance(),
-        warnings=found.warnings,
-        model=model.summary,
-        of="explain",
-        options={"score": score, "norm": norm, "position": position, "top": top, "negative": negative,
-                 "kinds": explanations[0].kinds},
-        prompts=found.prompts,
+    return reading(
+        model, found, "explain",
+        {"score": score, "norm": norm, "position": position, "top": top, "negative": negative,
+         "kinds": explanations[0].kinds},
         rows=rows,
         outcomes=_outcomes(explanations, model.seed),
         verdicts=_verdicts(explanations),
         elsewhere=sum(ends) / len(explanations) if ends else None,
         stability=stability_of(list(table.values()), model.seed),
-        notes=found.notes + _about_heads(sources, negative),
+        notes=[*_about_stability(len(rows), len(traces)), *_about_heads(sources, negative)],
     )  # fmt: skip
+
+
+def _about_stability(rows: int, prompts: int) -> list[str]:
+    if prompts < 2 or rows < 2:
+        return []
+    return [f"Halves of the prompts are compared over the {rows} units of the table, and not over all that there are."]
 
 
 def _own(made: Explanation) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from mainstem.many.prompt_sets import (
     Found,
     Progress,
     as_tokens,
-    check_pairs,
     gathered,
     mean_of,
     prompt_of,
+    reading,
     stability_of,
 )
 from mainstem.read.lens_reading import read_lens
@@ -54,7 +54,6 @@ def read_lens_set(
         PromptError, PositionError, TokenError, TargetError: names the line.
         CertificateError: if the stream is accounted for on no prompt.
     """
-    check_pairs(model, pairs, position, chat)
 
     def one(pair: PromptPair) -> Found:
         trace = model.trace(prompt_of(pair), positions=(position,), chat=chat)
@@ -66,7 +65,7 @@ def read_lens_set(
         names = [state.unit for state in made.states]
         return Found({**own, "course": course}, (names, course), made.warnings, made.notes, failed)
 
-    found = gathered(model, pairs, one, chat, progress)
+    found = gathered(model, pairs, one, chat, progress, position)
     names = found.found[0].result[0]
     courses: list[Course] = [each.result[1] for each in found.found]
     rows = [
@@ -80,16 +79,14 @@ def read_lens_set(
         for i, name in enumerate(names)
     ]
     table = [[course["log_probability"][i] for course in courses] for i in range(len(names))]
-    return PromptSetReading(
-        provenance=model.provenance(),
-        warnings=found.warnings,
-        model=model.summary,
-        of="lens",
-        options={"norm": norm, "position": position},
-        prompts=found.prompts,
+    return reading(
+        model,
+        found,
+        "lens",
+        {"norm": norm, "position": position},
         rows=rows,
         stability=stability_of(table, model.seed),
-        notes=found.notes + _unlike(found.pairs),
+        notes=_unlike(found.pairs),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.causal.edits import Edit
 from mainstem.lab.pairs import PromptPair
-from mainstem.many.prompt_sets import Found, Progress, check_pairs, gathered, mean_of, prompt_of
+from mainstem.many.prompt_sets import Found, Progress, gathered, mean_of, prompt_of, reading
 from mainstem.results.generation import Compared, Likelihood
 from mainstem.results.prompt_set import MeanRow, PromptSetReading
 
@@ -48,7 +48,6 @@ def compare_set(
         PromptError, TokenError, TargetError: names the line.
         UsageError, EditError, NotFiniteError: as `Model.compare`.
     """
-    check_pairs(model, pairs, chat=chat)
 
     def one(pair: PromptPair) -> Found:
         right, wrong = (
@@ -69,15 +68,13 @@ def compare_set(
     results: list[tuple[Compared, dict[str, Both]]] = [each.result for each in found.found]
     names = dict.fromkeys(name for _, both in results for name in both)
     first = results[0][0]
-    return PromptSetReading(
-        provenance=model.provenance(),
-        warnings=found.warnings,
-        model=model.summary,
-        of="steer",
-        options={"edits": first.edits, "count": count, "temperature": temperature},
-        prompts=found.prompts,
+    return reading(
+        model,
+        found,
+        "steer",
+        {"edits": first.edits, "count": count, "temperature": temperature},
         rows=[_row(name, [both[name] for _, both in results if name in both], model.seed) for name in names],
-        notes=[*found.notes, "Halves of the prompts are compared over units or states, and there are none here."],
+        notes=["Halves of the prompts are compared over units or states, and there are none here."],
     )
 
 
