@@ -28,11 +28,23 @@ SHORT = torch.arange(11, 18)[None]
 
 HANDMADE = [name for name in handmade.ALL if name not in {*handmade.REFUSED, "inline_norms"}]
 ZOO = ["llama", "gpt2", "gemma2", "olmo2", "gpt_neox", "qwen3", "falcon", "bloom", "doge", "granite"]
-QUICK = {"llama", "gemma2", "in_place", "einsum_sinks", "mixing"}
+EXPERTS = [
+    "mixtral",
+    "qwen2_moe",
+    "deepseek_v3",
+    "granitemoeshared",
+    "flex_olmo",
+    "gpt_oss",
+    "cohere2_moe",
+    "afmoe",
+    "zaya",
+]
+QUICK = {"llama", "gemma2", "mixtral", "qwen2_moe", "in_place", "einsum_sinks", "mixing"}
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     **handmade.ALL,
     **{name: (lambda n=name: zoo.build(n)) for name in ZOO},
+    **{name: (lambda n=name: zoo.build(n, experts_implementation="eager")) for name in [*EXPERTS, "llama4_text"]},
     "fused": lambda: zoo.build("llama", attn_implementation="sdpa"),
     "mixing": handmade.Mixing,
 }
@@ -110,10 +122,34 @@ def test_queries_keys_and_values_in_one_matrix_are_told_apart() -> None:
         assert own is not None and own.tolist() == list(range(start, start + 16))
 
 
-def test_experts_are_refused() -> None:
-    model = mainstem.open(zoo.build("mixtral"))
-    with pytest.raises(LevelRefusedError, match=r"L0\.mlp"):
-        edge_graph(model.module, model.anatomy, SHORT)
+def test_experts_are_one_writer_and_one_reader() -> None:
+    graph = graph_of("qwen2_moe")
+    reader = next(r for r in graph.readers if str(r) == "L1.mlp")
+    assert [str(u) for u in reader.feeds] == ["L1.mlp"] and [str(u) for u in graph.writers].count("L1.mlp") == 1
+    assert [(part.site.where, part.site.path) for part in reader.parts] == [("input", "model.layers.1.mlp")]
+    apart = next(r for r in graph_of("granitemoeshared").readers if str(r) == "L1.mlp")
+    assert sorted(part.site.where for part in apart.parts) == ["input", "output"]  # a shared expert of its own module
+
+
+def test_routing_is_made_anew_where_what_experts_read_changes() -> None:
+    """Without the edges into one router's module its experts get the corrupted run's stream, and choose for it."""
+    model, run = opened("mixtral"), runner("mixtral")
+    gates = [m for name, m in model.module.named_modules() if name.endswith("layers.0.mlp.gate")]
+    chosen: list[Tensor] = []
+    hook = gates[0].register_forward_hook(lambda module, args, out: chosen.append(out[-1].view(-1, len(CLEAN), 2)[-1]))
+    with hook:
+        for prompt in prompts("mixtral"):
+            model.module(prompt.ids[None], **prompt.forward)
+        circuit = run.graph.exists.clone()
+        circuit[:, [str(r) for r in run.graph.readers].index("L0.mlp")] = False
+        run.metrics([circuit])
+    clean, corrupted, exchanged = chosen[0], chosen[1], chosen[-1]
+    assert not torch.equal(clean, corrupted) and torch.equal(exchanged, corrupted)
+
+
+def test_experts_whose_read_was_not_found_are_refused() -> None:
+    with pytest.raises(LevelRefusedError, match=r"input of L1\.mlp"):  # they read scaled rows
+        graph_of("llama4_text")
 
 
 def test_a_sublayer_whose_reads_are_not_known_is_refused() -> None:
@@ -124,7 +160,7 @@ def test_a_sublayer_whose_reads_are_not_known_is_refused() -> None:
 # --- scores --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", marked([*ZOO, *HANDMADE]))
+@pytest.mark.parametrize("name", marked([*ZOO, *EXPERTS, *HANDMADE]))
 @pytest.mark.parametrize("steps", [0, 2])
 def test_the_edges_of_a_writer_sum_to_the_writer(name: str, steps: int) -> None:
     made = scored(name, steps)
@@ -142,7 +178,9 @@ def test_a_reader_that_is_missing_shows_in_the_sums() -> None:
         edge_attribution(opened("llama").module, graph, *prompts("llama"), metric, 0)
 
 
-@pytest.mark.parametrize("name", marked(["llama", "gpt2", "gemma2", "in_place", "einsum_sinks", "post_norm"]))
+@pytest.mark.parametrize(
+    "name", marked(["llama", "gpt2", "gemma2", "mixtral", "qwen2_moe", "in_place", "einsum_sinks", "post_norm"])
+)
 def test_a_small_difference_in_one_edge_does_what_its_score_says(name: str) -> None:
     """A corrupted token that hardly differs: first order is all there is, whatever the model does."""
     graph = graph_of(name)
@@ -173,16 +211,17 @@ def test_edges_into_logits_that_are_linear_are_exact() -> None:
 # --- circuits ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", marked([*ZOO, *HANDMADE, "mixing"]))
+@pytest.mark.parametrize("name", marked([*ZOO, *EXPERTS, *HANDMADE, "mixing"]))
 def test_all_edges_are_the_clean_run_and_none_the_corrupted_one(name: str) -> None:
     run = runner(name)
     everything = run.graph.exists
     whole, empty = run.metrics([everything, torch.zeros_like(everything)]).tolist()
     assert abs(run.clean - run.corrupted) > 1e-3
-    assert whole == pytest.approx(run.clean, abs=1e-10) and empty == pytest.approx(run.corrupted, abs=1e-10)
+    tolerance = 1e-6 if name in EXPERTS else 1e-10  # some routers compute in float32
+    assert whole == pytest.approx(run.clean, abs=tolerance) and empty == pytest.approx(run.corrupted, abs=tolerance)
 
 
-@pytest.mark.parametrize("name", marked(["llama", "gpt2", "in_place"]))
+@pytest.mark.parametrize("name", marked(["llama", "gpt2", "mixtral", "qwen2_moe", "granitemoeshared", "in_place"]))
 def test_a_writer_without_its_edges_is_the_writer_patched(name: str) -> None:
     run, model = runner(name), opened(name)
     places = patch_places(model.anatomy, ["embedding", "head", "sublayer"])

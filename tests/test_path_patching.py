@@ -23,7 +23,7 @@ from mainstem.run.inputs import base_arguments
 from mainstem.session import Model
 from mainstem.units import Unit
 
-FAMILIES = ("llama", "gpt2", "olmo2", "granite")
+FAMILIES = ("llama", "gpt2", "olmo2", "granite", "mixtral")
 HANDMADE = ("post_norm", "mixed_back")
 SENDERS = ("embed", "L0H1", "L0.mlp", "L1H2")
 POSITIONS = 6
@@ -36,7 +36,7 @@ def opened(name: str) -> Model:
     """A tiny model in float64 with fused attention where it has that."""
     if name in HANDMADE:
         return mainstem.open(handmade.ALL[name]().double())
-    return mainstem.open(build(name, dtype=torch.float64, attn_implementation="sdpa"))
+    return mainstem.open(build(name, dtype=torch.float64, attn_implementation="sdpa", experts_implementation="eager"))
 
 
 def prompts() -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ GOOD = '{"clean": "a", "corrupted": "b", "answers": ["c"]}'
         ('["a", "b"]', "not an object with keys, but list"),
         ('{"clean": "a", "corrupted": "b"}', "no 'answers'"),
         ('{"answers": ["c"]}', "no 'clean', 'corrupted'"),
-        (GOOD[:-1] + ', "wrongs": []}', "unknown key 'wrongs' .known: clean, corrupted, answers, wrong."),
+        (GOOD[:-1] + ', "wrongs": []}', "unknown key 'wrongs' .known: clean, corrupted, answers, wrong, roles."),
         ('{"clean": "", "corrupted": "b", "answers": ["c"]}', "'clean' is neither text nor a list of token ids, or is"),
         ('{"clean": "a", "corrupted": [1, true], "answers": ["c"]}', "'corrupted' is neither text"),
         ('{"clean": "a", "corrupted": "b", "answers": []}', "'answers' is empty"),

@@ -42,17 +42,18 @@ class Moments:
             empty = torch.zeros(x.shape[1], dtype=torch.float64)
             return cls(0, 0, 0.0, empty, empty, empty + torch.inf, empty - torch.inf)
         x = x if x.dtype == torch.float64 else x.float()
+        scratch = torch.empty_like(x)  # in place, because fresh memory costs more than what is computed in it
+        kurtosis = token_kurtosis(x, scratch)
+        varied = ~kurtosis.isnan()
         ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
         about = ones @ x / len(x)
-        centred = x - about
+        centred = torch.sub(x, about, out=scratch)
         rest = (ones @ centred).double() / len(x)  # what rounding left in the mean
-        deviation = (ones @ centred.square()).double() - len(x) * rest.square()
-        kurtosis = token_kurtosis(x)
-        varied = ~kurtosis.isnan()
+        deviation = (ones @ centred.square_()).double() - len(x) * rest.square()
         return cls(
             len(x),
             int(varied.sum()),
-            float(kurtosis[varied].sum()),
+            float(kurtosis.nan_to_num(0.0).sum()),
             (about.double() + rest).cpu(),
             deviation.clamp_min(0).cpu(),
             x.amin(0).double().cpu(),

@@ -5,7 +5,8 @@ all positions, over what the projections read. A layer counts once, over its que
 dimension is that large at one position at least; positions are pooled over all these inputs. Each threshold is an
 argument, because none of them is a law of nature.
 
-Only counts are kept, and for quartiles a histogram of each dimension's values above the threshold in classes 2.2 % wide.
+Only counts are kept, and for quartiles a histogram of each dimension's values above the threshold, in classes 2.2 %
+wide.
 """
 
 from collections.abc import Sequence
@@ -29,32 +30,38 @@ class Criterion:
     positions: float = 0.06
 
 
+PUBLISHED = Criterion()
+
+
 @dataclass(frozen=True)
 class Feature:
     """One dimension with values above the threshold.
 
     Attributes:
         dimension: which.
-        layers: the share of the layers where it has one.
+        layers: the share of the layers where it has one at least.
+        layers_often: the share of the layers where it has one at the criterion's share of the positions of a place;
+            unlike `layers` it does not grow with the length of the text.
         positions: the share of all positions of all places where it has one.
         count: how many values.
-        sign: the share of the commoner sign among them, negative where that is minus.
+        positive: the share of them above zero.
         quartiles: of these values, to 2.2 %.
         qualifies: whether the criterion holds.
     """
 
     dimension: int
     layers: float
+    layers_often: float
     positions: float
     count: int
-    sign: float
+    positive: float
     quartiles: tuple[float, float, float]
     qualifies: bool
 
     @property
     def one_sided(self) -> bool:
         """Whether practically all of its values have one sign."""
-        return abs(self.sign) >= ONE_SIDED
+        return max(self.positive, 1 - self.positive) >= ONE_SIDED
 
 
 class OutlierCounts:
@@ -97,32 +104,40 @@ class OutlierCounts:
         """How many values there are in all dimensions."""
         return int(self.hits.sum())
 
-    def affected_layers(self) -> Float[Tensor, " d_model"]:
-        """For each dimension the share of the layers where it has a value above the threshold."""
+    def affected_layers(self, positions: float = 0.0) -> Float[Tensor, " d_model"]:
+        """For each dimension the share of the layers where it is above the threshold at a share of the positions.
+
+        A layer counts by the place of its where that share is the largest; with a share of 0 one value is enough.
+        """
         of = torch.tensor(self.layers)
-        by_layer = torch.stack([self.hits[of == layer].sum(0) > 0 for layer in sorted(set(self.layers))])
-        return by_layer.double().mean(0)
+        affected = []
+        for layer in sorted(set(self.layers)):
+            inside = of == layer
+            share = self.hits[inside].amax(0).double() / self.tokens[inside].max()
+            affected.append((share > 0) & (share >= positions))
+        return torch.stack(affected).double().mean(0)
 
     def features(self, criterion: Criterion) -> list[Feature]:
         """All dimensions with values above the threshold: those that qualify first, then by how many they have."""
-        layers, counts = self.affected_layers(), self.hits.sum(0)
+        counts = self.hits.sum(0)
+        layers, often = self.affected_layers(), self.affected_layers(criterion.positions)
         positions = counts.double() / self.tokens.sum()
         made = [
-            self._feature(dimension, float(layers[dimension]), float(positions[dimension]), criterion)
-            for dimension in counts.nonzero()[:, 0].tolist()
+            self._feature(d, float(layers[d]), float(often[d]), float(positions[d]), criterion)
+            for d in counts.nonzero()[:, 0].tolist()
         ]
         return sorted(made, key=lambda one: (not one.qualifies, -one.count, one.dimension))
 
-    def _feature(self, dimension: int, layers: float, positions: float, criterion: Criterion) -> Feature:
+    def _feature(self, dimension: int, layers: float, often: float, positions: float, criterion: Criterion) -> Feature:
         classes = self.classes[dimension]
         count, positive = int(classes.sum()), int(classes[CLASSES:].sum())
-        share = positive / count
         return Feature(
             dimension,
             layers,
+            often,
             positions,
             count,
-            share if share >= 0.5 else share - 1,
+            positive / count,
             self._quartiles(classes),
             layers >= criterion.layers and positions >= criterion.positions,
         )

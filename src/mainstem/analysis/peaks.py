@@ -1,8 +1,8 @@
 """Massive activations (Sun et al. 2024): single numbers that dwarf all others of their vector, and on which tokens.
 
-Published: a magnitude above 100 that is at least about 1,000 times the median magnitude of its hidden state. Here the
-median is over the coordinates of the same token, so that a text need not be kept. A vector's largest magnitude over its
-median one (He et al. 2024) is measured on every eighth token, because medians cost more than all moments together.
+Published: a magnitude above 100 that is at least about 1,000 times the median magnitude of the hidden state of its
+sequence, here of its window. A vector's largest magnitude over its median one (He et al. 2024) is another number. Both
+medians are taken of every eighth token, because medians cost more than all moments together.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ EVERY = 8
 
 @dataclass(frozen=True)
 class MassiveCriterion:
-    """What makes an activation massive: a magnitude, and how many times the median of its vector."""
+    """What makes an activation massive: a magnitude, and how many times the median of its window."""
 
     magnitude: float = 100.0
     times: float = 1000.0
@@ -30,13 +30,15 @@ class Massive:
 
     Attributes:
         count: how many.
+        firsts: how many of them are at the first position of a window.
         value: the largest.
-        times: how many times the median magnitude of its vector that is.
+        times: how many times the median magnitude of its window that is.
         token, place: its token's id, and where it is in the text.
         tokens: how many of them are on which token.
     """
 
     count: int = 0
+    firsts: int = 0
     value: float = 0.0
     times: float = 0.0
     token: int = 0
@@ -54,33 +56,43 @@ class Peaks:
         self.sampled = 0
 
     def add(
-        self, x: Float[Tensor, "token d_model"], ids: Int[Tensor, " token"], places: Int[Tensor, " token"], firsts: int
+        self,
+        x: Float[Tensor, "token d_model"],
+        ids: Int[Tensor, " token"],
+        places: Int[Tensor, " token"],
+        windows: Int[Tensor, " token"],
+        positions: Int[Tensor, " token"],
     ) -> None:
         """One batch.
 
         Args:
-            x: vectors, those at first positions in front.
+            x: vectors.
             ids: their tokens.
             places: where they are in the text.
-            firsts: how many are at a first position; the ratio is that of the others.
+            windows: which window of the batch they are in.
+            positions: where they are in it.
         """
-        magnitude = x.abs()
-        largest = magnitude.amax(1)
-        sample = (places[firsts:] % EVERY == 0).nonzero()[:, 0] + firsts
-        if len(sample):
-            chosen = sample.to(x.device)
-            ratios = largest[chosen].double().cpu() / _medians(magnitude[chosen])
+        largest = torch.maximum(x.amax(1), -x.amin(1)).cpu()
+        sampled = positions % EVERY == EVERY // 2
+        if bool(sampled.any()):
+            ratios = largest[sampled].double() / _medians(x[sampled.to(x.device)])
             self.ratio_sum += float(ratios[ratios.isfinite()].sum())
             self.sampled += int(ratios.isfinite().sum())
-        for row in (largest > self.criterion.magnitude).nonzero()[:, 0].tolist():
-            self._note(x[row], float(_medians(magnitude[row : row + 1])[0]), int(ids[row]), int(places[row]))
+        high = (largest > self.criterion.magnitude).nonzero()[:, 0]
+        for window in windows[high].unique().tolist():
+            inside = windows == window
+            chosen = inside & sampled if bool((inside & sampled).any()) else inside
+            median = float(_medians(x[chosen.to(x.device)].reshape(1, -1))[0])
+            for row in high[windows[high] == window].tolist():
+                self._note(x[row], median, int(ids[row]), int(places[row]), int(positions[row]) == 0)
 
-    def _note(self, x: Float[Tensor, " d_model"], median: float, token: int, place: int) -> None:
+    def _note(self, x: Float[Tensor, " d_model"], median: float, token: int, place: int, first: bool) -> None:
         least = max(self.criterion.magnitude, self.criterion.times * median)
         for dimension in (x.abs() >= least).nonzero()[:, 0].tolist():
             found = self.massive.setdefault(dimension, Massive())
             value = float(x[dimension])
             found.count += 1
+            found.firsts += first
             found.tokens[token] += 1
             if abs(value) > abs(found.value):
                 found.value, found.token, found.place = value, token, place
@@ -88,12 +100,12 @@ class Peaks:
 
     @property
     def max_over_median(self) -> float:
-        """The mean over sampled tokens of their largest magnitude over their median one."""
+        """The largest magnitude over the median one, a mean over sampled tokens, none of them at a first position."""
         return self.ratio_sum / self.sampled if self.sampled else float("nan")
 
 
-def _medians(magnitude: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
-    """Each row's median (the lower one of an even number); NumPy's selection is several times faster than torch's."""
-    middle = (magnitude.shape[1] - 1) // 2
-    rows = np.partition(magnitude.float().cpu().numpy(), middle, axis=1)[:, middle]
+def _medians(x: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
+    """Each row's median magnitude (the lower one of an even number), by NumPy's selection, which is faster."""
+    middle = (x.shape[1] - 1) // 2
+    rows = np.partition(x.abs().float().cpu().numpy(), middle, axis=1)[:, middle]
     return torch.from_numpy(rows).double()

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mainstem.analysis.kurtosis import random_rotation, token_kurtosis
 from mainstem.errors import ChoiceError, UsageError
 
 KINDS = ("random", "hadamard", "learned")
@@ -44,14 +45,11 @@ def rotation(kind: str, d_model: int, seed: int = 0, fix_ones: bool = False) -> 
     """
     if d_model < 1:
         raise UsageError(f"A rotation of {d_model} dimensions", None, "Give a size of at least 1.")
-    generator = torch.Generator().manual_seed(seed)
     if kind == "random":
-        if fix_ones:
-            return fixing_ones(_random(d_model - 1, generator))
-        return _random(d_model, generator)
+        return fixing_ones(random_rotation(d_model - 1, seed)) if fix_ones else random_rotation(d_model, seed)
     if kind == "hadamard":
-        spread = _spread(d_model, generator)
-        signs = torch.randint(0, 2, (d_model,), generator=generator).double() * 2 - 1
+        spread = _spread(d_model, seed)
+        signs = torch.randint(0, 2, (d_model,), generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
         if fix_ones:
             signs[0] = 1
             return (spread * signs) @ spread.T
@@ -143,12 +141,7 @@ def orthogonality(matrix: Rotation) -> float:
     return float((matrix @ matrix.T - torch.eye(matrix.shape[0], dtype=matrix.dtype)).abs().max())
 
 
-def _random(size: int, generator: torch.Generator) -> Float[Tensor, "row row"]:
-    q, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-
-
-def _spread(size: int, generator: torch.Generator) -> Float[Tensor, "row row"]:
+def _spread(size: int, seed: int) -> Float[Tensor, "row row"]:
     """The Hadamard matrix of the largest order that divides `size`, normalised, times a random one for the rest.
 
     The first column is constant.
@@ -160,7 +153,7 @@ def _spread(size: int, generator: torch.Generator) -> Float[Tensor, "row row"]:
     rest = size // order
     if rest == 1:
         return whole
-    own = fixing_ones(_random(rest - 1, generator))  # its first column must be constant: turn the first axis to ones
+    own = fixing_ones(random_rotation(rest - 1, seed))  # its first column must be constant: turn the first axis to ones
     between = torch.full((rest,), rest**-0.5, dtype=torch.float64)
     between[0] -= 1
     between = between / between.norm()
@@ -203,8 +196,7 @@ def _cayley(free: Float[Tensor, "row row"]) -> Float[Tensor, "row row"]:
 
 
 def _kurtosis(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, ""]:
-    centred = rows - rows.mean(-1, keepdim=True)
-    return (centred.pow(4).mean(-1) / centred.pow(2).mean(-1).pow(2)).mean()
+    return token_kurtosis(rows).mean()
 
 
 def _peak(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, ""]:

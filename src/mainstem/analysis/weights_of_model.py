@@ -25,7 +25,11 @@ def stream_weights(anatomy: Anatomy, record: Callable[[int], Operands], position
     qk_refusals: dict[Unit, LevelRefusedError] = {}
     notes: dict[str, list[Unit]] = {}
     for i, write in enumerate(anatomy.writes):
-        if write.attention is None or write.unit in refusals or any(h.sublayer == write.unit for h in heads):
+        if write.unit in refusals or any(h.sublayer == write.unit for h in heads):
+            continue
+        if write.attention is None:
+            if "heads" in write.refusals:
+                refusals[write.unit] = _refused(write, write.refusals["heads"])
             continue
         found = operands[i]
         refusal = found if isinstance(found, LevelRefusedError) else _refusal(write, found)
@@ -52,9 +56,11 @@ def _refusal(write: Write, operands: AttentionOperands) -> LevelRefusedError | N
         reason = "its output matrix is not known"
     if reason is None and write.attention is not None and any(s.gate_site is not None for s in write.attention.steps):
         reason = f"{GATED} on the way from attention to the output matrix"
-    if reason is not None:
-        return LevelRefusedError(f"No weights of heads at {write.unit}", None, reason)
-    return _side_refusal(write, operands, "value")
+    return _side_refusal(write, operands, "value") if reason is None else _refused(write, reason)
+
+
+def _refused(write: Write, reason: str) -> LevelRefusedError:
+    return LevelRefusedError(f"No weights of heads at {write.unit}", None, reason)
 
 
 def _side_refusal(write: Write, operands: AttentionOperands, role: str) -> LevelRefusedError | None:

@@ -171,10 +171,7 @@ def _measured(
     outliers = PointOutliers(points, "input", Criterion.magnitude)
     said = _progress(say, "measuring", on.n_tokens)
     watch(model.module, forward_of(model), points, on, [whole, outliers], report=said)
-    attention = PointMoments([each.point for each in inputs["attention"]])
-    places = [points.index(point) for point in attention.points]
-    attention.first = [whole.first[place] for place in places]
-    attention.rest = [whole.rest[place] for place in places]
+    attention = whole.only([points.index(each.point) for each in inputs["attention"]])
     return {"everywhere": whole, "attention": attention}, outliers
 
 

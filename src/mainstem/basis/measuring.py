@@ -36,6 +36,7 @@ class Watched:
 
     Attributes:
         points: the states of the stream, what sublayers read, what output matrices read.
+        massive_criterion: what makes an activation massive.
         moments: of every point.
         peaks: massive activations, at the states of the stream.
         inputs: outliers in what sublayers read.
@@ -47,11 +48,10 @@ class Watched:
         self,
         points: Sequence[StreamPoint],
         magnitude: float = Criterion.magnitude,
-        massive: MassiveCriterion = MassiveCriterion(),
     ) -> None:
-        self.points = list(points)
+        self.points, self.massive_criterion = list(points), MassiveCriterion()
         self.moments = PointMoments(points)
-        self.peaks = PointPeaks(points, massive)
+        self.peaks = PointPeaks(points, self.massive_criterion)
         self.inputs = PointOutliers(points, "input", magnitude)
         self.heads = PointOutliers(points, "heads", magnitude)
         self.stream = PointOutliers(points, "stream", magnitude, per_rms=True)

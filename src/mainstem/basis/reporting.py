@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mainstem.analysis.outliers import PUBLISHED
 from mainstem.basis.measuring import kurtosis_section, measure_stream, rotate_stream
+from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.reference import reference
 from mainstem.lab.texts import Text
 from mainstem.results.basis_report import BasisReport
@@ -47,4 +49,5 @@ def report_basis(
         model=model.summary,
         text=on.summary() | {"eval_tokens": min(eval_tokens, on.windows.n_tokens)},
         kurtosis=kurtosis_section(watched, rotated),
+        outliers=outlier_section(model, watched, PUBLISHED),
     )

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mainstem.analysis.circuits import Edges, members
-from mainstem.causal.edge_attribution import read_rows, written_by
+from mainstem.causal.edge_attribution import written_by
 from mainstem.causal.edges import EdgeGraph, Part, Piece
 from mainstem.causal.row_batches import BATCH_ENTRIES, mixes_rows
 from mainstem.causal.tracked import LogitMetric, Prompt, Tracked, require_same_length, seen
@@ -148,7 +148,7 @@ class _PathRun:
         readers: dict[Site, list[tuple[int, Part | None]]] = defaultdict(list)
         for r, reader in enumerate(self.graph.readers):
             for part in reader.parts or (None,):
-                site = self.anatomy.readout.stream_site if part is None else self.anatomy.reads[part.read].site
+                site = self.anatomy.readout.stream_site if part is None else part.site
                 if self.out[:, :, r].any():
                     readers[site].append((r, part))
         taps = [(site, self._keep(site)) for site in self.graph.sites]
@@ -177,10 +177,7 @@ class _PathRun:
                 if part is None:
                     where = by_token(places, site, self.runs, self.positions)
                 else:
-                    read = self.anatomy.reads[part.read]
-                    where = read_rows(places, read, self.runs, self.positions)
-                    rows = slice(None) if part.rows is None else part.rows.to(out.device)
-                    where, change = where[..., rows], change @ read.weight[rows].to(change).T
+                    where, change = part.arranged(places, self.runs, self.positions), part.in_result(change)
                 out.view(-1)[where] += change.to(out)
             new = list(leaves)
             new[site.slot] = out

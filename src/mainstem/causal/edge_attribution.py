@@ -38,10 +38,10 @@ from mainstem.causal.tracked import (
     tracked,
 )
 from mainstem.errors import CertificateError, UsageError
-from mainstem.model.anatomy import Anatomy, Read
+from mainstem.model.anatomy import Anatomy
 from mainstem.model.graph import Gates, StreamGraph, gates_of, stream_values, writes_behind
 from mainstem.model.hooks import Site
-from mainstem.model.layouts import by_position, by_token
+from mainstem.model.layouts import by_token
 
 STEPS = 5
 
@@ -125,9 +125,9 @@ def edge_attribution(
     asked = list(dict.fromkeys([*(w.site for w in anatomy.writes), *graph.read_sites, anatomy.readout.stream_site]))
     points, weights = quadrature(steps) if steps else ([0.0], [1.0])
     for point, weight in zip(points, weights, strict=True):
-        embeddings = between(anatomy, runs[0], runs[1], point)
+        replaced = between(anatomy, runs[0], runs[1], point) | dict.fromkeys(graph.input_sites, _of_its_own)
         run, slopes = tracked(
-            model, anatomy, graph.sites, clean, metric, embeddings, lambda run: (run, run.gradients(asked))
+            model, anatomy, graph.sites, clean, metric, replaced, lambda run: (run, run.gradients(asked))
         )
         with torch.no_grad():
             _add_nodes(nodes, graph, changes, slopes, weight)
@@ -176,6 +176,11 @@ def written_by(anatomy: Anatomy, piece: Piece, run: Tracked, runs: int, position
     return torch.einsum("rphj,dhj->rphd", source[..., channels], matrix[:, channels])
 
 
+def _of_its_own(value: Tensor) -> Tensor:
+    """What one module call receives, so that its gradient is of that call alone: others may receive the same tensor."""
+    return value.view_as(value)
+
+
 def _add_nodes(nodes: Tensor, graph: EdgeGraph, changes: dict[Piece, Tensor], slopes: dict, weight: float) -> None:
     for piece, change in changes.items():
         site = graph.anatomy.writes[piece.write].site
@@ -207,20 +212,7 @@ def _slope_of(anatomy: Anatomy, part: Part | None, slopes: dict[Site, Tensor], p
     if part is None:
         site = anatomy.readout.stream_site
         return by_token(slopes[site], site, 1, positions)[0]
-    read = anatomy.reads[part.read]
-    result = read_rows(slopes[read.site], read, 1, positions)[0]
-    weight = read.weight.detach()
-    if part.rows is None:
-        return result @ weight.to(result)
-    rows = part.rows.to(result.device)
-    return result[:, rows] @ weight[rows].to(result)
-
-
-def read_rows(tensor: Tensor, read: Read, runs: int, positions: int) -> Float[Tensor, "run pos d_out"]:
-    """What a read's result is (or anything of its shape), by run and position."""
-    if read.axis is None:
-        return by_token(tensor, read.site, runs, positions)
-    return by_position(tensor, read.axis, runs, positions)
+    return part.in_stream(part.arranged(slopes[part.site], 1, positions)[0])
 
 
 def _through_graph(

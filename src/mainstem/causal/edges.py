@@ -8,8 +8,12 @@ A head's rows are those of the read's result that its query, key or value change
 map from the read to attention (`mainstem.run.operands`), so that no order of heads, queries, keys and values in a
 matrix needs to be known.
 
-Limits: sublayers whose experts read the stream, because what each of them reads depends on the token; attention behind
-a read that is not found again is one writer and one reader.
+Experts are one reader at the input of the module call that they and their router are in, because which matrix reads
+which token is decided there: the gradient at that input has the router's share in it, and a run of a circuit routes
+anew.
+
+Limits: attention behind a read that is not found again is one writer and one reader; experts that scale what they read
+before they multiply it are refused, as is anything else whose reads were not found.
 """
 
 from dataclasses import dataclass
@@ -17,14 +21,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mainstem.analysis.circuits import Wiring
 from mainstem.errors import LevelRefusedError
-from mainstem.model.anatomy import Anatomy, Write
+from mainstem.model.anatomy import Anatomy, ExpertRead, Read, Write
 from mainstem.model.graph import gates_of, writes_behind
 from mainstem.model.hooks import Site
+from mainstem.model.layouts import by_position, by_token
 from mainstem.run.operands import AttentionOperands, attention_operands
 from mainstem.units import Unit
 
@@ -51,10 +56,37 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a reader reads by one matrix: read number `read` of the anatomy, and its rows (None: all of them)."""
+    """What a reader reads by one matrix, and its rows (None: all of them), or by experts."""
 
-    read: int
+    read: Read | ExpertRead
     rows: Int[Tensor, " d_out"] | None = None
+
+    @property
+    def site(self) -> Site:
+        """Where it acts: the result of the matrix, or what experts receive."""
+        return self.read.site if isinstance(self.read, Read) else self.read.input_site
+
+    def in_result(self, change: Float[Tensor, "run pos d_model"]) -> Float[Tensor, "run pos d_out"]:
+        """What a change of the stream, after the norm, changes at the part's site."""
+        if isinstance(self.read, ExpertRead):
+            return change
+        weight = self.read.weight.detach()
+        return change @ (weight if self.rows is None else weight[self.rows.to(weight.device)]).to(change).T
+
+    def in_stream(self, slope: Float[Tensor, "run pos d_out"]) -> Float[Tensor, "run pos d_model"]:
+        """The gradient at the stream, after the norm, from the one at the part's site."""
+        if isinstance(self.read, ExpertRead):
+            return slope
+        weight = self.read.weight.detach()
+        return slope @ (weight if self.rows is None else weight[self.rows.to(weight.device)]).to(slope)
+
+    def arranged(self, value: Tensor, runs: int, positions: int) -> Float[Tensor, "run pos d_out"]:
+        """What is at the site (or anything of its shape) by run and position, the part's rows alone."""
+        if isinstance(self.read, ExpertRead) or self.read.axis is None:
+            rows = by_token(value, self.site, runs, positions)
+        else:
+            rows = by_position(value, self.read.axis, runs, positions)
+        return rows if self.rows is None else rows[..., self.rows.to(rows.device)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +146,14 @@ class EdgeGraph:
 
     @cached_property
     def read_sites(self) -> list[Site]:
-        """Where the results of the readers' matrices are."""
-        reads = self.anatomy.reads
-        return list(dict.fromkeys(reads[part.read].site for reader in self.readers for part in reader.parts))
+        """Where the readers' parts act."""
+        return list(dict.fromkeys(part.site for reader in self.readers for part in reader.parts))
+
+    @cached_property
+    def input_sites(self) -> list[Site]:
+        """Those of them that are the input of a module call."""
+        parts = [part for reader in self.readers for part in reader.parts]
+        return list(dict.fromkeys(part.site for part in parts if isinstance(part.read, ExpertRead)))
 
     @cached_property
     def wiring(self) -> Wiring:
@@ -128,7 +165,7 @@ class EdgeGraph:
 
     def node(self, part: Part | None) -> int:
         """The value of the stream graph that a matrix reads; for the logits (None) the stream before the final norm."""
-        return self.anatomy.graph.root if part is None else self.anatomy.reads[part.read].node
+        return self.anatomy.graph.root if part is None else part.read.node
 
 
 def edge_graph(module: torch.nn.Module, anatomy: Anatomy, input_ids: Int[Tensor, "1 pos"], **forward: Any) -> EdgeGraph:
@@ -141,11 +178,8 @@ def edge_graph(module: torch.nn.Module, anatomy: Anatomy, input_ids: Int[Tensor,
         forward: further arguments of the forward call.
 
     Raises:
-        LevelRefusedError: if a sublayer reads the stream by experts, or what it reads was not found.
+        LevelRefusedError: if what a sublayer reads was not found, or is not seen apart.
     """
-    experts = next((w.unit for w in anatomy.writes if w.experts is not None), None)
-    if experts is not None:
-        raise LevelRefusedError("No edges into a sublayer of experts", str(experts), "each token is read by its own")
     split: dict[Unit, AttentionOperands] = {}
     for i, write in enumerate(anatomy.writes):
         if write.attention is not None and write.source is not None and write.unit not in split:
@@ -179,13 +213,13 @@ def _operands(module, anatomy: Anatomy, index: int, ids: Tensor, forward: dict) 
 
 
 def _readers(anatomy: Anatomy, unit: Unit, operands: AttentionOperands | None) -> list[Reader]:
-    reads = [i for i, read in enumerate(anatomy.reads) if read.unit == unit]
     if unit.kind == "embedding":
         return []
+    reads = anatomy.readings(unit)
     if not reads:
         raise LevelRefusedError(f"No edges into {unit}", None, "what it reads of the stream was not found")
     if operands is None:
-        return [Reader(unit, "input", (unit,), tuple(Part(i) for i in reads))]
+        return [Reader(unit, "input", (unit,), tuple(Part(read) for read in reads))]
     write = anatomy.writes[operands.write]
     readers = []
     for role in ROLES:
@@ -194,9 +228,12 @@ def _readers(anatomy: Anatomy, unit: Unit, operands: AttentionOperands | None) -
         for head, own in enumerate(_heads(write)):
             rows = _rows(operand, operand.head(head, write.attention.n_heads))  # type: ignore[union-attr]
             feeds.setdefault(tuple(rows.tolist()), []).append(own)
-        readers += [Reader(own[0], role, tuple(own), (Part(read, torch.tensor(rows)),)) for rows, own in feeds.items()]
-    used = {operands.reads[role] for role in ROLES}
-    rest = tuple(Part(i) for i in reads if i not in used)
+        readers += [
+            Reader(own[0], role, tuple(own), (Part(anatomy.reads[read], torch.tensor(rows)),))
+            for rows, own in feeds.items()
+        ]
+    used = [anatomy.reads[operands.reads[role]] for role in ROLES]
+    rest = tuple(Part(read) for read in reads if read not in used)
     return readers + ([Reader(unit, "input", _heads(write), rest)] if rest else [])
 
 

@@ -21,7 +21,8 @@ from mainstem.run.windows import Windows
 Run = Callable[[Int[Tensor, "batch pos"]], Float[Tensor, "batch pos d_vocab"]]
 """Token ids to logits: a forward pass under whatever the run is about."""
 
-CHUNK = 256
+CHUNK = 8
+"""Rows that are compared at once; with so few, what is computed of them stays in the processor's caches."""
 
 
 @dataclass(frozen=True, eq=False)

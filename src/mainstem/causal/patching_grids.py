@@ -6,10 +6,11 @@
     heads-positions  the same at each position
     neurons          single neurons (or other units made of neurons) by address, at all positions
 
-Rows are layers, sublayers, heads or units; columns are positions, heads, or all positions together.
+Rows are layers, sublayers, heads or units; columns are positions, heads, or all positions together. Where positions
+have roles, such as "subject", a column is a role in place of a position, and takes all its positions at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -27,6 +28,8 @@ GridName = Literal["resid", "attn", "mlp", "mixer", "heads", "heads-positions", 
 GRIDS: tuple[GridName, ...] = get_args(GridName)
 WRITES = ("attn", "mlp", "mixer")
 """The grids that a window makes sense for: the stream holds what earlier layers wrote already."""
+WITHOUT_POSITIONS: tuple[GridName, ...] = ("heads", "neurons")
+"""The grids whose cells take all positions, so that prompts of any lengths can be averaged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +73,12 @@ class Grid:
 
 
 def grid(
-    anatomy: Anatomy, name: str, positions: Sequence[str], window: int = 1, units: Sequence[Unit | str] = ()
+    anatomy: Anatomy,
+    name: str,
+    positions: Sequence[str],
+    window: int = 1,
+    units: Sequence[Unit | str] = (),
+    roles: Mapping[str, Sequence[int]] | None = None,
 ) -> Grid:
     """A grid for one model and prompt length.
 
@@ -80,10 +88,11 @@ def grid(
         positions: a label for each position.
         window: for `attn`, `mlp` and `mixer`: how many consecutive sublayers a cell patches.
         units: for `neurons`: which.
+        roles: names of columns with the positions that each takes at once, in place of a column for each position.
 
     Raises:
         ChoiceError: if there is no grid of that name.
-        UsageError: if the window or the units do not fit the grid.
+        UsageError: if the window, the units or the roles do not fit the grid, or a role has no position.
         UnitError: if the model has no such unit.
         LevelRefusedError: if the model has none of what the grid asks for, or it cannot be taken apart.
     """
@@ -91,13 +100,16 @@ def grid(
         raise ChoiceError("grid", name, GRIDS)
     if units and name != "neurons":
         raise UsageError(f"The grid {name} takes no units", None, "Leave them out, or take the grid neurons.")
+    columns = (
+        [(label, (at,)) for at, label in enumerate(positions)] if roles is None else _roles(name, roles, positions)
+    )
     window = whole_number("window", window)
     if window != 1 and name not in WRITES:
         raise UsageError(f"The grid {name} takes no window", None, f"Windows are for {', '.join(WRITES)}.")
     if name == "resid":
-        return _by_position(name, _stream(anatomy), positions)
+        return _by_position(name, _stream(anatomy), columns)
     if name in WRITES:
-        made = _by_position(name, _windows(_writes(anatomy, name), window, name), positions)
+        made = _by_position(name, _windows(_writes(anatomy, name), window, name), columns)
         return replace(made, overlapping=window > 1)
     every = tuple(range(len(positions)))
     if name == "neurons":
@@ -107,18 +119,37 @@ def grid(
     heads = _heads(anatomy)
     if name == "heads-positions":
         rows = [(f"{layer}H{head}", (place,)) for layer, own in heads for head, place in enumerate(own)]
-        return _by_position(name, rows, positions)
+        return _by_position(name, rows, columns)
     most = max(len(own) for _, own in heads)
     cells = tuple(Cell((own[i],), every) if i < len(own) else None for _, own in heads for i in range(most))
     return Grid("heads", tuple(layer for layer, _ in heads), tuple(f"H{i}" for i in range(most)), cells)
 
 
 Row = tuple[str, tuple[Place, ...]]
+Column = tuple[str, tuple[int, ...]]
 
 
-def _by_position(name: GridName, rows: Sequence[Row], positions: Sequence[str]) -> Grid:
-    cells = tuple(Cell(places, (at,)) for _, places in rows for at in range(len(positions)))
-    return Grid(name, tuple(label for label, _ in rows), tuple(positions), cells)
+def _by_position(name: GridName, rows: Sequence[Row], columns: Sequence[Column]) -> Grid:
+    cells = tuple(Cell(places, own) for _, places in rows for _, own in columns)
+    return Grid(name, tuple(label for label, _ in rows), tuple(label for label, _ in columns), cells)
+
+
+def _roles(name: str, roles: Mapping[str, Sequence[int]], positions: Sequence[str]) -> list[Column]:
+    if name in WITHOUT_POSITIONS:
+        raise UsageError(f"The grid {name} takes no roles", None, "Its cells take all positions: leave the roles out.")
+    if not roles:
+        raise UsageError("There is no role", None, "Name at least one, or leave roles out for a column each position.")
+    columns = []
+    for role, given in roles.items():
+        own = tuple(sorted({whole_number("position", at) for at in given}))
+        if not own or own[0] < 0 or own[-1] >= len(positions):
+            raise UsageError(
+                f"The role {role!r} has positions {list(own)} of {len(positions)}",
+                None,
+                f"Give at least one, from 0 to {len(positions) - 1}: what comes after the destination has no effect.",
+            )
+        columns.append((role, own))
+    return columns
 
 
 def _stream(anatomy: Anatomy) -> list[Row]:

@@ -34,7 +34,7 @@ from mainstem.causal.head_changes import HeadChange, head_values
 from mainstem.causal.pieces import Attending, PieceMap
 from mainstem.causal.tracked import LogitMetric
 from mainstem.errors import LevelRefusedError, UnitError, UsageError
-from mainstem.model.anatomy import Read
+from mainstem.model.anatomy import ExpertRead, Read
 from mainstem.model.graph import Gate, evaluate
 from mainstem.points import Point
 from mainstem.run.capture import Captured, capture
@@ -79,9 +79,9 @@ class PathEffects:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """A receiver's point: the matrices by which it reads, and the head whose operand they make."""
+    """A receiver's point: the matrices or experts by which it reads, and the head whose operand they make."""
 
-    reads: list[Read]
+    reads: Sequence[Read | ExpertRead]
     head: Attending | None = None
 
 

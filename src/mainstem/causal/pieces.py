@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mainstem.causal.ablation import NeuronMap
 from mainstem.errors import LevelRefusedError, UnitError
-from mainstem.model.anatomy import Anatomy, AttentionCore, Read
+from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertRead, Read
 from mainstem.model.graph import SumNode
 from mainstem.model.hooks import Site
 from mainstem.model.norms import Norm
@@ -82,7 +82,7 @@ class PieceMap:
         if at.kind in ("resid_pre", "resid_mid", "resid_post", "resid_final"):
             return [Entries(self._stream(at), self.anatomy.sizes.d_model)]
         if at.kind == "input":
-            return [Entries(read.input_site, read.weight.shape[1]) for read in self.reads(at)]
+            return [Entries(read.input_site, self.anatomy.sizes.d_model) for read in self.reads(at)]
         if at.kind == "norm":
             return self._norms(at)
         assert at.unit is not None
@@ -128,20 +128,19 @@ class PieceMap:
             return anatomy.spine_sites[nodes[-1]]
         return anatomy.blocks[layer].input_site if layer < last else anatomy.spine_sites[-1]
 
-    def reads(self, at: Point) -> list[Read]:
-        """The matrices by which a point's sublayer reads the stream.
+    def reads(self, at: Point) -> list[Read | ExpertRead]:
+        """The matrices, and experts, by which a point's sublayer reads the stream.
 
         Raises:
             UnitError, LevelRefusedError: as `of`.
         """
         assert at.unit is not None
-        if any(read.unit == at.unit for read in self.anatomy.expert_reads):
-            raise LevelRefusedError(f"No {at}", reason="its experts read the stream inside their own module")
-        reads = [read for read in self.anatomy.reads if read.unit == at.unit and read.roles != ("output_gate",)]
-        if not reads:
+        reads = self.anatomy.readings(at.unit)
+        found = [read for read in reads if isinstance(read, ExpertRead) or read.roles != ("output_gate",)]
+        if not found:
             self._written(at.unit)
             raise LevelRefusedError(f"No {at}", reason="no matrix of it is seen to read the stream")
-        return reads
+        return found
 
     def _norms(self, at: Point) -> list[Piece]:
         if at.unit is None:

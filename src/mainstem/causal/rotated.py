@@ -10,14 +10,15 @@ Weights are turned in float64 and rounded once. Cost: a copy of the model and on
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mainstem.causal.stream_points import StreamPoint, tap_at
 from mainstem.errors import CertificateError, RefusedError
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.outputs import logits_of
@@ -50,6 +51,10 @@ class Rotated:
         taps = [tap for bracket in self.turning.brackets for tap in _taps(bracket, self.rotation)]
         with tapped(self.model, taps):
             yield
+
+    def to(self, dtype: torch.dtype) -> "Rotated":
+        """The same in another dtype; a copy of the copy."""
+        return replace(self, model=copy.deepcopy(self.model).to(dtype))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -165,32 +170,60 @@ def _turning_tap(slot: int, axis: int, matrix: Tensor) -> Tap:
 
 
 @torch.no_grad()
-def difference(model: nn.Module, turning: Turning, rotation: Tensor, ids: Int[Tensor, "batch pos"]) -> float:
-    """How far the logits of a float64 copy and of its rotated copy are apart, relative to the largest logit.
+def difference(plain: nn.Module, other: Rotated, ids: Int[Tensor, "batch pos"]) -> float:
+    """How far the logits of a float64 model and of its rotated copy are apart, relative to the largest logit.
 
     Casts to narrower numbers are lifted in both (`widened`), so that what is left is rounding.
     """
-    wide = rotated(model, turning, rotation, torch.float64)
     with widened():
-        seen = wide.logits(ids)
-    del wide
-    plain = copy.deepcopy(model).double()
-    with widened():
-        expected = logits_of(plain(input_ids=ids, **base_arguments(plain)))
+        expected, seen = logits_of(plain(input_ids=ids, **base_arguments(plain))), other.logits(ids)
     return float((seen - expected).abs().max() / expected.abs().max())
 
 
-def check(model: nn.Module, turning: Turning, rotation: Tensor, ids: Int[Tensor, "batch pos"]) -> float:
+def check(plain: nn.Module, other: Rotated, ids: Int[Tensor, "batch pos"], points: Sequence[StreamPoint] = ()) -> float:
     """`difference`, refused where it is more than rounding.
 
+    Args:
+        plain: the model in float64.
+        other: its rotated copy in float64.
+        ids: tokens.
+        points: states of the stream, by which the place is named.
+
     Raises:
-        CertificateError: the rotated copy does not compute what the model does.
+        CertificateError: the rotated copy does not compute what the model does; names the first state that differs.
     """
-    found = difference(model, turning, rotation, ids)
+    found = difference(plain, other, ids)
     if not found <= TOLERANCE:
         raise CertificateError(
             f"The rotated copy's logits are {found:.1e} off in float64",
-            type(model).__name__,
-            "Something uses the stream that was not seen; this model is not rotated.",
+            first_difference(plain, other, ids, points) or "after the last state of the stream",
+            "Something there uses the stream otherwise than was seen; this model is not rotated.",
         )
     return found
+
+
+@torch.no_grad()
+def first_difference(
+    plain: nn.Module, other: Rotated, ids: Int[Tensor, "batch pos"], points: Sequence[StreamPoint]
+) -> str | None:
+    """The name of the first state of the stream that is not the model's own, rotated; None if all are."""
+    shape = (ids.shape[0], ids.shape[1])
+    expected: dict[str, Tensor] = {}
+    wrong: list[str] = []
+
+    def keep(point: StreamPoint):
+        return tap_at(point, lambda x: expected.__setitem__(point.name, x @ other.rotation.T), lambda: shape)
+
+    def compare(point: StreamPoint):
+        def see(x: Tensor) -> None:
+            wanted = expected[point.name]
+            if not bool((x - wanted).norm() <= TOLERANCE * wanted.norm()):
+                wrong.append(point.name)
+
+        return tap_at(point, see, lambda: shape)
+
+    with widened(), tapped(plain, [keep(point) for point in points]):
+        plain(input_ids=ids, **base_arguments(plain))
+    with widened(), other.running(), tapped(other.model, [compare(point) for point in points]):
+        other.model(input_ids=ids, **base_arguments(other.model))
+    return wrong[0] if wrong else None

@@ -115,10 +115,14 @@ def watch(
 class PointMoments:
     """The moments of every point: of tokens at the first position of a window, and of the rest."""
 
+    FIRSTS = 64
+    """How many vectors at first positions are held until their moments are worth computing."""
+
     def __init__(self, points: Sequence[StreamPoint]) -> None:
         self.points = points
-        self.first: list[Moments | None] = [None] * len(points)
         self.rest: list[Moments | None] = [None] * len(points)
+        self.first: list[Moments | None] = [None] * len(points)
+        self.held: list[list[Tensor]] = [[] for _ in points]
 
     def see(self, number: int, x: Tensor, rows: Rows) -> None:
         """Adds one batch's; see `Watcher`.
@@ -126,22 +130,40 @@ class PointMoments:
         Raises:
             NotFiniteError: something in it is no finite number; names the point.
         """
-        for held, part in ((self.first, x[: rows.firsts]), (self.rest, x[rows.firsts :])):
-            if not len(part):
-                continue
-            made, known = Moments.of(part), held[number]
-            if not bool(torch.isfinite(made.magnitude).all()):
-                raise NotFiniteError("A value of the stream is not finite", self.points[number].name)
-            held[number] = made if known is None else known + made
+        if rows.firsts:
+            self.held[number].append(x[: rows.firsts].clone())
+            if sum(len(part) for part in self.held[number]) >= self.FIRSTS:
+                self._add_firsts(number)
+        if len(x) > rows.firsts:
+            self._add(self.rest, number, x[rows.firsts :])
+
+    def _add_firsts(self, number: int) -> None:
+        self._add(self.first, number, torch.cat(self.held[number]))
+        self.held[number].clear()
+
+    def _add(self, sums: list[Moments | None], number: int, x: Tensor) -> None:
+        made, known = Moments.of(x), sums[number]
+        if not bool(torch.isfinite(made.magnitude).all()):
+            raise NotFiniteError("A value of the stream is not finite", self.points[number].name)
+        sums[number] = made if known is None else known + made
+
+    def only(self, numbers: Sequence[int]) -> "PointMoments":
+        """The same of some of the points."""
+        made = PointMoments([self.points[number] for number in numbers])
+        made.first = [self.first_positions(number) for number in numbers]
+        made.rest = [self.rest[number] for number in numbers]
+        return made
 
     def whole(self, number: int) -> Moments:
         """All tokens' moments at a point."""
-        first, rest = self.first[number], self.rest[number]
-        if first is None or rest is None:
-            found = first or rest
-            assert found is not None, "nothing was seen"
-            return found
-        return first + rest
+        first, rest = self.first_positions(number), self.without_first(number)
+        return rest if first is None else first + rest
+
+    def first_positions(self, number: int) -> Moments | None:
+        """The moments at a point of the first positions of windows; None if none was counted."""
+        if self.held[number]:
+            self._add_firsts(number)
+        return self.first[number]
 
     def without_first(self, number: int) -> Moments:
         """The moments at a point without the first positions of windows."""
@@ -181,7 +203,8 @@ class PointPeaks:
     def see(self, number: int, x: Tensor, rows: Rows) -> None:
         """Adds one batch's; see `Watcher`."""
         if number in self.peaks:
-            self.peaks[number].add(x, rows.ids, rows.places, rows.firsts)
+            length = rows.shape[1]
+            self.peaks[number].add(x, rows.ids, rows.places, rows.index // length, rows.index % length)
 
     def ratio(self, number: int) -> float | None:
         """The mean of the largest magnitude over the median one, where it was measured."""

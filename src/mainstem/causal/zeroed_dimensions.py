@@ -109,7 +109,7 @@ def at_mean(
     """
     new = []
     for number in range(len(inputs)):
-        first, rest = moments.first[number], moments.without_first(number)
+        first, rest = moments.first_positions(number), moments.without_first(number)
         mean = moments.whole(number).mean
         means = (mean if first is None else first.mean, rest.mean) if by_place else (mean, mean)
         new.append(_mean(*(each[dimensions] for each in means)))

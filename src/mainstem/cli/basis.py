@@ -1,5 +1,6 @@
 """`mainstem basis`: the basis of the stream, and whether it is special."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -37,6 +38,43 @@ def report(
     model = run.open()
     with run.step("Measuring ..."):
         return model.basis.report(text=opened, tokens=tokens, eval_tokens=eval_tokens, window=window, say=run.say)
+
+
+@command
+def outliers(
+    run: Run,
+    text: TextSource = "drama",
+    magnitude: Annotated[float, typer.Option(metavar="X", help="From which a value counts.")] = 6.0,
+    layers: Annotated[float, typer.Option(metavar="SHARE", help="In how many layers a feature has one.")] = 0.25,
+    positions: Annotated[float, typer.Option(metavar="SHARE", help="At how many positions of all.")] = 0.06,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="A further model, for how outliers come with size; may be repeated."),
+    ] = None,
+    tokens: Tokens = 20_000,
+    eval_tokens: EvalTokens = 3_072,
+    window: Window = None,
+):
+    """Find outlier features by the published criterion, and massive activations; compare models by size."""
+    from mainstem.analysis.outliers import Criterion
+    from mainstem.basis.outlier_reading import check_criterion
+    from mainstem.lab.texts import open_text
+
+    criterion = Criterion(magnitude, layers, positions)
+    check_criterion(criterion)
+    opened = open_text(text)
+    others = [Run(replace(run.common, model=source, revision=None)).open for source in compare or ()]
+    model = run.open()
+    with run.step("Measuring ..."):
+        return model.basis.outliers(
+            text=opened,
+            others=others,
+            tokens=tokens,
+            eval_tokens=eval_tokens,
+            window=window,
+            criterion=criterion,
+            say=run.say,
+        )
 
 
 @command
@@ -92,3 +130,39 @@ def rounding(
     model = run.open()
     with run.step("Adding up ..."):
         return model.basis.rounding(text=opened, tokens=tokens)
+
+
+@command
+def quantise(
+    run: Run,
+    quantiser: Annotated[
+        list[str] | None, typer.Option("--quantiser", "-q", metavar="NAME", help="Which; may be repeated.")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="drama, prose and code by default; may be repeated."),
+    ] = None,
+    eval_tokens: Annotated[
+        int, typer.Option(metavar="N", min=2, help="How many tokens of each text are predicted.")
+    ] = 1_024,
+    window: Window = None,
+    threshold: Annotated[
+        list[float] | None, typer.Option(metavar="X", help="LLM.int8() with this threshold too; may be repeated.")
+    ] = None,
+):
+    """Quantise the linear layers in runs of some texts: errors of products, perplexity, KL, flipped predictions."""
+    from mainstem.lab.texts import SHIPPED, open_text
+
+    for name in quantiser or ():
+        o.choice("quantiser", name, o.QUANTISERS)
+    opened = [open_text(source) for source in text or SHIPPED]
+    model = run.open()
+    with run.step("Quantising ..."):
+        return model.basis.quantisers(
+            quantiser or (),
+            texts=opened,
+            tokens=eval_tokens,
+            window=window,
+            thresholds=threshold or (),
+            say=run.say,
+        )

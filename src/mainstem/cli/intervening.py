@@ -111,6 +111,9 @@ def patch(
     unit: Annotated[
         list[str] | None, typer.Option(metavar="UNIT", help="For neurons: a unit, such as L24N1005; may be repeated.")
     ] = None,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Columns are the roles that the pairs name, in place of positions.")
+    ] = False,
     position: Position = -1,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="What the sweep may take beside the model: 512M, 2G, ...")
@@ -137,7 +140,7 @@ def patch(
     def check(model, chosen) -> None:
         from mainstem.intervene.patch_reading import encode_pairs
 
-        encode_pairs(model, chosen, grid, run.common.chat)
+        encode_pairs(model, chosen, grid, run.common.chat, roles)
 
     model, chosen = open_with_pairs(run, single or pairs, task, count, check)
     with run.step("Patching ..."):
@@ -151,6 +154,7 @@ def patch(
             direction,  # type: ignore[arg-type]
             window=window,
             units=unit or (),
+            roles=roles,
             position=position,
             chat=run.common.chat,
             memory=budget,

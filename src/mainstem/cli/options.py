@@ -32,9 +32,24 @@ COMPOSITIONS = ("q", "k", "v", "mlp", "neuron")
 WRITERS = ("heads", "mlps", "neurons")
 EMBEDDINGS = ("plain", "normed")
 CHOICES = ("outliers", "variance")
+QUANTISERS = (
+    *("absmax", "zeropoint", "row-wise", "vector-wise", "zeropoint-vector-wise"),
+    *("absmax+decomposition", "zeropoint+decomposition", "row-wise+decomposition", "llm.int8"),
+    *("zeropoint-vector-wise+decomposition", "smoothquant", "fp8", "w4", "w4a4", "w4a4-smoothquant"),
+)
 ABLATED = {"ffn": 25, "attention": 75}
 
-TABULAR = ("basis ablate", "basis report", "basis rounding", "circuits", "heads", "patch", "subspace")
+TABULAR = (
+    "basis ablate",
+    "basis outliers",
+    "basis quantise",
+    "basis report",
+    "basis rounding",
+    "circuits",
+    "heads",
+    "patch",
+    "subspace",
+)
 """The commands whose results are rows that Parquet can hold."""
 
 SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".parquet": "parquet"}

@@ -2,8 +2,9 @@
 
 With several pairs each cell's metric is averaged before it is put between the two unpatched runs' means: a pair on
 which the runs hardly differ would otherwise divide by nearly nothing. Intervals are over pairs, by the bootstrap, with
-that difference held fixed. Cells of different pairs are the same cell by place: where a grid has positions, all pairs
-must have the same number of tokens, and the word at a position may differ.
+that difference held fixed. Cells of different pairs are the same cell by place. Where a grid has positions these are
+the same if all pairs have as many tokens; pairs of different lengths are compared by the roles that all of them name
+(`mainstem.lab.roles`), and what has no such role is a column of its own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,17 +19,17 @@ from torch import Tensor
 from mainstem.analysis import warnings as warn
 from mainstem.analysis.statistics import interval, split_half
 from mainstem.causal.patching import Direction, Sweep
-from mainstem.causal.patching_grids import GRIDS
+from mainstem.causal.patching_grids import GRIDS, WITHOUT_POSITIONS
 from mainstem.causal.replay import DEFAULT_MEMORY
-from mainstem.errors import ChoiceError, MetricError, PairError, TargetError
+from mainstem.errors import ChoiceError, MetricError, PairError, TargetError, UsageError
 from mainstem.lab.pairs import EncodedPair, PromptPair, Text, encode_pair
 from mainstem.results.patch import CellRow, PatchReading, StabilityRow, Table
 
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-WITHOUT_POSITIONS = ("heads", "neurons")
-"""The grids whose cells are not of one position, so that pairs of any length can be averaged."""
+ELSEWHERE = "elsewhere"
+"""The column of the positions that have no role."""
 
 LISTED = 10
 
@@ -42,6 +43,7 @@ def read_patch(
     *,
     window: int = 1,
     units: Sequence[str] = (),
+    roles: bool = False,
     position: int = -1,
     chat: bool = False,
     memory: int = DEFAULT_MEMORY,
@@ -58,6 +60,7 @@ def read_patch(
         direction: as there.
         window: as there.
         units: as there.
+        roles: whether columns are the pairs' roles even where all pairs have as many tokens.
         position: as there.
         memory: as there.
         chat: whether to wrap prompts in the model's chat template.
@@ -65,11 +68,12 @@ def read_patch(
         progress: called with the number of cells done and of all cells, over all pairs.
 
     Raises:
-        PairError: if a pair does not fit, or the positions of several are not the same.
+        PairError: if a pair does not fit, or several have neither the same positions nor a role in common.
         MetricError, TargetError: as `Model.patch`; names the pair.
         ChoiceError, UsageError, CertificateError: as there.
     """
-    encoded = encode_pairs(model, pairs, grid, chat)
+    encoded = encode_pairs(model, pairs, grid, chat, roles)
+    columns = _role_columns(model, encoded, shared_roles(pairs, encoded, grid, roles), position)
     sweeps: list[Sweep] = []
     for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
         own = state if state is None or len(pairs) == 1 else state.with_name(f"{state.name}.{i}")
@@ -84,6 +88,7 @@ def read_patch(
                 direction=direction,
                 window=window,
                 units=units,
+                roles=columns[i] if columns else None,
                 position=position,
                 memory=memory,
                 state=own,
@@ -92,23 +97,60 @@ def read_patch(
         except (MetricError, TargetError) as error:
             raise type(error)(error.what, pair.where or error.where, error.remedy) from error
         sweeps.append(made)
-    return _reading(model, pairs, encoded, sweeps, window, chat)
+    return _reading(model, pairs, encoded, sweeps, columns, window, chat)
 
 
-def encode_pairs(model: "Model", pairs: Sequence[PromptPair], grid: str, chat: bool = False) -> list[EncodedPair]:
+def encode_pairs(
+    model: "Model", pairs: Sequence[PromptPair], grid: str, chat: bool = False, roles: bool = False
+) -> list[EncodedPair]:
     """The pairs as the model reads them; refuses those that a grid cannot take, without discovering the stream.
 
     Raises:
-        PairError, PromptError, TokenError: if a pair does not fit, or the positions of several are not the same.
+        PairError, PromptError, TokenError: if a pair does not fit, or several have no columns in common.
         ChoiceError: if there is no such grid.
+        UsageError: if roles are asked of a grid without positions.
     """
     if grid not in GRIDS:
         raise ChoiceError("grid", grid, GRIDS)
     encoder = replace(model.encoder, encode=lambda text: model.encode(text, chat))
     encoded = [encode_pair(pair, encoder) for pair in pairs]
-    if grid not in WITHOUT_POSITIONS:
-        _require_one_length(pairs, encoded, grid)
+    shared_roles(pairs, encoded, grid, roles)
     return encoded
+
+
+def shared_roles(
+    pairs: Sequence[PromptPair], encoded: Sequence[EncodedPair], grid: str, asked: bool = False
+) -> tuple[str, ...]:
+    """The roles that a grid has columns for: those that all pairs name; none where its columns are positions.
+
+    Raises:
+        PairError: if there are no columns that all pairs have.
+        UsageError: if roles are asked of a grid without positions.
+    """
+    if grid in WITHOUT_POSITIONS:
+        if asked:
+            raise UsageError(f"The grid {grid} takes no roles", None, "Its cells take all positions.")
+        return ()
+    lengths = [len(ids.clean) for ids in encoded]
+    if len(set(lengths)) == 1 and not asked:
+        return ()
+    common = tuple(name for name in encoded[0].roles if all(name in ids.roles for ids in encoded))
+    if not common:
+        raise _without_columns(pairs, lengths, grid, asked)
+    return common
+
+
+def _role_columns(
+    model: "Model", encoded: Sequence[EncodedPair], names: Sequence[str], position: int
+) -> list[dict[str, list[int]]]:
+    """For each pair its columns: the roles, and what is in none of them if every pair has such."""
+    columns, rest = [], []
+    for ids in encoded if names else ():
+        columns.append({name: list(ids.roles[name]) for name in names})
+        place = position % len(ids.clean)
+        taken = {at for own in columns[-1].values() for at in own}
+        rest.append([at for at in range(place + 1 if model.anatomy.causal else len(ids.clean)) if at not in taken])
+    return [{**own, ELSEWHERE: more} for own, more in zip(columns, rest, strict=True)] if all(rest) else columns
 
 
 def _shared(progress: Callable[[int, int], None] | None, pair: int, pairs: int) -> Callable[[int, int], None] | None:
@@ -116,19 +158,21 @@ def _shared(progress: Callable[[int, int], None] | None, pair: int, pairs: int) 
     return None if progress is None else lambda done, of: progress(pair * of + done, pairs * of)
 
 
-def _require_one_length(pairs: Sequence[PromptPair], encoded: Sequence[EncodedPair], grid: str) -> None:
-    lengths = [len(ids.clean) for ids in encoded]
-    if len(set(lengths)) == 1:
-        return
-    other = next(i for i, length in enumerate(lengths) if length != lengths[0])
+def _without_columns(pairs: Sequence[PromptPair], lengths: Sequence[int], grid: str, asked: bool) -> PairError:
+    other = next((i for i, length in enumerate(lengths) if length != lengths[0]), None)
+    if other is None or asked:
+        return PairError(
+            "There is no role that all pairs name", None, 'Give each line "roles": {"subject": "Mary", "end": -1}.'
+        )
     commonest = max(set(lengths), key=lengths.count)
     first, second = pairs[0].where or "the first pair", pairs[other].where or f"pair {other + 1}"
-    raise PairError(
+    return PairError(
         f"The grid {grid} has positions, and those of the pairs are not the same: {first} has {lengths[0]} tokens, "
         f"{second} has {lengths[other]}",
         None,
-        f"Take the grid {' or '.join(WITHOUT_POSITIONS)}, or pairs of one length: {lengths.count(commonest)} of the "
-        f"{len(lengths)} have {commonest} tokens.",
+        'Give each line "roles", such as {"subject": "Mary", "end": -1}, to compare them by role; or take the grid '
+        f"{' or '.join(WITHOUT_POSITIONS)}, or pairs of one length: {lengths.count(commonest)} of the {len(lengths)} "
+        f"have {commonest} tokens.",
     )
 
 
@@ -137,6 +181,7 @@ def _reading(
     pairs: Sequence[PromptPair],
     encoded: Sequence[EncodedPair],
     sweeps: Sequence[Sweep],
+    roles: Sequence[dict[str, list[int]]],
     window: int,
     chat: bool,
 ) -> PatchReading:
@@ -163,7 +208,7 @@ def _reading(
         window=window,
         position=first.position,
         rows=list(first.rows),
-        columns=list(first.columns) if not several else _columns(model, encoded, first),
+        columns=list(first.columns) if roles or not several else _columns(model, encoded, first),
         values=_table(values.mean(0)),
         effects=_table(mean),
         low=None if low is None else _table(low),
@@ -176,8 +221,18 @@ def _reading(
         identical=sum(sweep.identical for sweep in sweeps),
         checked=sum(sweep.checked for sweep in sweeps),
         error=max(sweep.error for sweep in sweeps),
-        notes=list(dict.fromkeys(note for sweep in sweeps for note in sweep.notes)),
+        notes=[*_role_notes(encoded, roles), *dict.fromkeys(note for sweep in sweeps for note in sweep.notes)],
+        roles=roles[0] if roles else None,
     )
+
+
+def _role_notes(encoded: Sequence[EncodedPair], roles: Sequence[dict[str, list[int]]]) -> list[str]:
+    if not roles:
+        return []
+    notes = ["A column is a role: a cell takes all its positions at once."]
+    if left := sorted({name for ids in encoded for name in ids.roles} - set(roles[0])):
+        notes.append(f"Roles that not all pairs name have no column: {', '.join(left)}.")
+    return notes
 
 
 def _numbers(values: Iterable[float]) -> Float[Tensor, " row"]:

@@ -1,6 +1,6 @@
 """Putting a patching sweep together: from texts to token ids, a metric and a grid with readable labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ def patch(
     *,
     window: int = 1,
     units: Unit | str | Sequence[Unit | str] = (),
+    roles: Mapping[str, Sequence[int]] | None = None,
     position: int = -1,
     chat: bool = False,
     memory: int = DEFAULT_MEMORY,
@@ -56,6 +57,7 @@ def patch(
         direction: `denoising` (clean values into the corrupted run) or `noising` (the other way).
         window: for `attn`, `mlp` and `mixer`: how many consecutive sublayers a cell patches.
         units: for `neurons`: an address, or several.
+        roles: for grids with positions: names of columns, each with the positions from 0 that its cells take at once.
         position: the destination, negative from the end.
         chat: whether to wrap text in the model's chat template.
         memory: the bytes that the sweep may take beside the model.
@@ -82,7 +84,7 @@ def patch(
         model.module,
         anatomy,
         pair,
-        grid_of(anatomy, grid, labels, window, [units] if isinstance(units, str | Unit) else units),
+        grid_of(anatomy, grid, labels, window, [units] if isinstance(units, str | Unit) else units, roles),
         direction,
         whole_number("memory", memory, 1),
         Path(state) if state is not None else None,
@@ -91,6 +93,7 @@ def patch(
             "revision": model.loaded.revision,
             "dtype": model.loaded.dtype,
             "edits": edits,
+            **({} if roles is None else {"roles": {name: list(own) for name, own in roles.items()}}),
         },
         progress,
         model.seed,

@@ -5,7 +5,8 @@ A pair is what every causal command takes many of. In a file it is a line of JSO
     {"clean": "France's capital is", "corrupted": "Italy's capital is", "answers": [" Paris"], "wrong": [" Rome"]}
 
 Prompts are text or lists of token ids; answers are text of one token each, literally (a leading space counts), or
-ids; one answer may stand without its list; `wrong` may be left out. Blank lines are skipped.
+ids; one answer may stand without its list; `wrong` may be left out. Blank lines are skipped. `roles` may name places
+in the prompts, so that pairs of different lengths can be compared by them (`mainstem.lab.roles`).
 
 Patching copies what one run computed at a position to the same position of another, so the two prompts need the same
 number of tokens. Pairs where they do not have it are refused, with both tokenisations side by side where they differ:
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from mainstem.errors import PairError, TokenError
+from mainstem.lab.roles import Role, positions_of, read_roles
 from mainstem.targets import Tokenizer, check_token_id, parse_token, token_text
 
 Text = str | tuple[int, ...]
 """A prompt: its text, or its token ids."""
 
-KEYS = ("clean", "corrupted", "answers", "wrong")
+KEYS = ("clean", "corrupted", "answers", "wrong", "roles")
 _LINES_SHOWN = 10
 
 
@@ -38,6 +40,7 @@ class PromptPair:
         answers: the right answers, each the text of one token or an id.
         wrong_answers: the wrong ones.
         where: where it comes from, for messages: "line 3 of pairs.jsonl".
+        roles: named places in the prompts.
     """
 
     clean: Text
@@ -45,6 +48,7 @@ class PromptPair:
     answers: tuple[str | int, ...]
     wrong_answers: tuple[str | int, ...] = ()
     where: str | None = field(default=None, compare=False)
+    roles: tuple[Role, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,14 @@ class EncodedPair:
         corrupted: ids of the corrupted prompt.
         answers: ids of the right answers.
         wrong_answers: ids of the wrong ones.
+        roles: the positions of each named place, the same in both prompts.
     """
 
     clean: tuple[int, ...]
     corrupted: tuple[int, ...]
     answers: tuple[int, ...]
     wrong_answers: tuple[int, ...]
+    roles: dict[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -131,7 +137,8 @@ def _pair(line: str, where: str) -> PromptPair:
     answers = _answers(row["answers"], "answers")
     if not answers:
         raise ValueError("'answers' is empty")
-    return PromptPair(clean, corrupted, answers, _answers(row.get("wrong", []), "wrong"), where)
+    roles = read_roles(row.get("roles", {}))
+    return PromptPair(clean, corrupted, answers, _answers(row.get("wrong", []), "wrong"), where, roles)
 
 
 def _prompt(value: Any, key: str) -> Text:
@@ -157,7 +164,7 @@ def encode_pair(pair: PromptPair, encoder: Encoder) -> EncodedPair:
     """A pair as one model reads it.
 
     Raises:
-        PairError: if the prompts have unequal numbers of tokens, or the same tokens.
+        PairError: if the prompts have unequal numbers of tokens, or the same tokens, or a role has no place in them.
         PromptError: if a prompt is text and the model came without a tokenizer.
         TokenError: if an answer is not one token; says into which it splits, and whether a leading space would help.
     """
@@ -171,7 +178,8 @@ def encode_pair(pair: PromptPair, encoder: Encoder) -> EncodedPair:
     answers, wrong = (
         tuple(_answer(one, pair.where, encoder) for one in listed) for listed in (pair.answers, pair.wrong_answers)
     )
-    return EncodedPair(clean, corrupted, answers, wrong)
+    roles = {role.name: positions_of(role, clean, corrupted, encoder.tokenizer, pair.where) for role in pair.roles}
+    return EncodedPair(clean, corrupted, answers, wrong, roles)
 
 
 def _answer(answer: str | int, where: str | None, encoder: Encoder) -> int:

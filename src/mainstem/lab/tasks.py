@@ -18,8 +18,9 @@ are single tokens, the next token is the tens digit, which decides alone only if
 ... 89, the answers are the digits above its tens digit, the wrong answers that digit and those below. Tokenizers that
 join digits otherwise are refused.
 
-Every pair has passed `encode_pair`: equal token lengths, answers of one token. A pair occurs once in a list. The same
-tokenizer, count and seed give the same list. Sentences are the project's own (`mainstem.lab.wording`).
+Every pair has passed `encode_pair`: equal token lengths, answers of one token. It names its roles, the same ones
+whatever its sentence is (`mainstem.lab.roles`), so that pairs of different lengths share columns. A pair occurs once in
+a list. The same tokenizer, count and seed give the same list. Sentences are the project's own (`mainstem.lab.wording`).
 """
 
 import random
@@ -29,11 +30,15 @@ from typing import Literal, get_args
 
 from mainstem.errors import ChoiceError, PairError, PromptError, TokenError
 from mainstem.lab.pairs import Encoder, PromptPair, encode_pair
+from mainstem.lab.roles import Role
 from mainstem.lab.wording import ASKING, CAPITALS, CENTURIES, EVENTS, GIVING, LASTING, NAMES, PLACES, THINGS
 from mainstem.targets import parse_token
 
 Giver = Literal["swap", "third"]
 Replaced = Literal["value", "key"]
+
+END = Role("end", -1)
+"""The last token, from which the answer is read."""
 
 FRUITLESS = 500
 """After how many draws in a row without a new pair a task counts as exhausted."""
@@ -61,7 +66,11 @@ def indirect_object(encoder: Encoder, count: int, seed: int = 0, corruption: Giv
         template, words = rng.choice(GIVING), {"place": rng.choice(PLACES), "thing": rng.choice(THINGS)}
         other = receiver if corruption == "swap" else third
         clean, corrupted = (template.format(first=first, second=second, giver=one, **words) for one in (giver, other))
-        return PromptPair(clean, corrupted, (f" {receiver}",), (f" {giver}",))
+        roles = (
+            Role("receiver", receiver), Role("giver", (giver, 1)), Role("place", words["place"]),
+            Role("giver again", (giver, 2)), Role("thing", words["thing"]), END,
+        )  # fmt: skip
+        return PromptPair(clean, corrupted, (f" {receiver}",), (f" {giver}",), roles=roles)
 
     return _draw("indirect-object", encoder, count, seed, make)
 
@@ -93,7 +102,9 @@ def greater_than(encoder: Encoder, count: int, seed: int = 0) -> list[PromptPair
         clean, corrupted = (LASTING.format(event=event, century=century, year=year) for year in (start, "01"))
         tokens, bound = years[century], starts[start]
         later = tuple(token for end, token in tokens.items() if end > bound)
-        return PromptPair(clean, corrupted, later, tuple(token for end, token in tokens.items() if end <= bound))
+        not_later = tuple(token for end, token in tokens.items() if end <= bound)
+        roles = (Role("event", event), Role("start", f"{century}{start}", f"{century}01"), END)
+        return PromptPair(clean, corrupted, later, not_later, roles=roles)
 
     return _draw("greater-than", encoder, count, seed, make)
 
@@ -130,7 +141,8 @@ def induction(
         changed[place + (corruption == "value")] = new
         wrong = new if corruption == "value" else rng.choice([*copy[:place], *copy[place + 2 :]])
         again = copy[: place + 1]
-        return PromptPair((*copy, *again), (*changed, *again), (copy[place + 1],), (wrong,))
+        roles = (Role("key", place), Role("value", place + 1), Role("key again", length + place))
+        return PromptPair((*copy, *again), (*changed, *again), (copy[place + 1],), (wrong,), roles=roles)
 
     return _draw("induction", encoder, count, seed, make)
 
@@ -150,7 +162,7 @@ def capitals(encoder: Encoder, count: int, seed: int = 0) -> list[PromptPair]:
         template, countries = rng.choice(ASKING), rng.sample(known, 2)
         clean, corrupted = (template.format(country=country) for country in countries)
         answer, wrong = (f" {CAPITALS[country]}" for country in countries)
-        return PromptPair(clean, corrupted, (answer,), (wrong,))
+        return PromptPair(clean, corrupted, (answer,), (wrong,), roles=(Role("country", *countries), END))
 
     return _draw("capitals", encoder, count, seed, make)
 

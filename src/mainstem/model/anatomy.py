@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mainstem.errors import LevelRefusedError
 from mainstem.model.activation import Activation
 from mainstem.model.graph import StreamGraph
 from mainstem.model.hooks import Site
@@ -131,6 +132,7 @@ class Write:
         site: where its value can be seen, [batch, positions, d_model] in any arrangement.
         module: the module that made it.
         source: site of what its last matrix product reads, or None if it is no product.
+        input_site: where that product alone receives it.
         projection: the matrices from there to the write.
         bias: the constant part of the write, [d_model] or None.
         attention: the attention behind `source`, if that is what it is.
@@ -147,6 +149,7 @@ class Write:
     module: str
     dtype: torch.dtype
     source: Site | None = None
+    input_site: Site | None = None
     projection: Projection | None = None
     bias: Tensor | None = None
     attention: AttentionCore | None = None
@@ -191,13 +194,32 @@ class Read:
 class ExpertRead:
     """What the experts of a sublayer read, in the module call that `site` records.
 
-    `node` of the stream graph is what they read, after its norm, and `stream_node` the stream before it.
+    `node` of the stream graph is what they read, after its `norm`, and `stream_node` the stream before it.
+    `received` is where a module call receives it that the experts are in, and nothing of another sublayer, or None if
+    there is no such call; the reads numbered in `beside`, such as the router's, read in that call what is made of the
+    same value.
     """
 
     unit: Unit
     site: ExpertSite
     node: int
     stream_node: int
+    norm: Norm | None = None
+    received: Site | None = None
+    beside: tuple[int, ...] = ()
+
+    @property
+    def input_site(self) -> Site:
+        """Where the experts alone, with what reads beside them, receive it.
+
+        Raises:
+            LevelRefusedError: if that is not seen.
+        """
+        if self.received is None:
+            raise LevelRefusedError(
+                f"No input of {self.unit}", None, "no module call receives what its experts alone read"
+            )
+        return self.received
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +298,19 @@ class Anatomy:
     def writes_of(self, unit: Unit) -> list[int]:
         """The writes that belong to a sublayer."""
         return [i for i, write in enumerate(self.writes) if write.unit == unit]
+
+    def readings(self, unit: Unit) -> list[Read | ExpertRead]:
+        """By what a sublayer reads the stream, each once: its experts, and the matrices that do not read beside them.
+
+        Raises:
+            LevelRefusedError: if it has experts, and what they read was not found.
+        """
+        experts = {read.site: read for read in self.expert_reads if read.unit == unit}
+        if any(self.writes[i].experts not in {None, *experts} for i in self.writes_of(unit)):
+            raise LevelRefusedError(f"No input of {unit}", None, "what its experts read of the stream was not found")
+        beside = {i for read in experts.values() for i in read.beside}
+        once = {read.input_site: read for read in experts.values()}
+        return [*once.values(), *(read for i, read in enumerate(self.reads) if read.unit == unit and i not in beside)]
 
     def refusals(self, level: str) -> dict[Unit, str]:
         """The sublayers that cannot be split to `level`, each with the reason."""

@@ -19,6 +19,9 @@ from mainstem.model.norms import PROBE
 from mainstem.model.program import Program, normal, probe_dtype
 
 EXACT = 1e-9
+ROWS = 997
+"""How many different rows a probe has: prime, so that no two positions of a matrix product see the same ones."""
+
 BLIND: Literal["blind"] = "blind"
 Answer = int | Literal["blind"] | None
 """The axis along which the result turns, BLIND, or None for neither."""
@@ -32,6 +35,7 @@ class Reflections:
 
     width: int
     centred: bool = False
+    _held: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     _plain: Tensor = field(init=False)
     _keeping_ones: Tensor = field(init=False)
 
@@ -117,10 +121,19 @@ class Reflections:
 
     def probe(self, like: Tensor, axis: int, seed: int, wide: bool) -> Tensor:
         """Random numbers in place of `like`, half of their size along the reflections' direction."""
-        rows = normal(tuple(like.shape), 40 + seed).double()
-        lengths = normal((*rows.movedim(axis, -1).shape[:-1], 1), 60 + seed).double() * self.width**0.5
-        rows = (rows.movedim(axis, -1) + lengths * (self._plain + self._keeping_ones) / 2).movedim(-1, axis)
-        return rows.to(device=like.device, dtype=torch.float64 if wide else probe_dtype(like.dtype))
+        dtype = torch.float64 if wide else probe_dtype(like.dtype)
+        rows = self._rows(seed, dtype)
+        which = torch.arange(like.numel() // self.width) % len(rows)
+        return rows[which].reshape(like.movedim(axis, -1).shape).movedim(-1, axis).to(like.device)
+
+    def _rows(self, seed: int, dtype: torch.dtype) -> Tensor:
+        """[row, d_model]: the rows that probes repeat."""
+        if (seed, dtype) not in self._held:
+            generator = torch.Generator().manual_seed(40 + seed)
+            rows = torch.randn(ROWS, self.width, generator=generator, dtype=dtype)
+            lengths = torch.randn(ROWS, 1, generator=generator, dtype=dtype) * self.width**0.5
+            self._held[seed, dtype] = rows + lengths * ((self._plain + self._keeping_ones) / 2).to(dtype)
+        return self._held[seed, dtype]
 
     def _asked(self, program: Program, inputs: Sequence[tuple[Tensor, int]], direction: Tensor, wide: bool) -> Answer:
         run = program.in_float64 if wide else program

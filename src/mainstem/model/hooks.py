@@ -1,18 +1,19 @@
 """The only module that registers hooks: what watches or edits a running model is acquired and released here.
 
-Two things are needed of a running model: to know in which module call an operation happens (`watch_calls`, for the
-recorder), and to see or replace a value at a `Site` (`tapped`, for everything else). A site is found once, by the
-anatomy; afterwards a run costs a plain hook where the value crosses a module's boundary, and a `TorchFunctionMode`
-that is active only inside that module's call where it does not. Nothing is returned by a hook unless a value is
-replaced, so a tapped run computes the same bits as an untapped one.
+Three things are needed of a running model: to know in which module call an operation happens (`watch_calls`, for the
+recorder), to compute something in another way (`replaced_calls`, `replaced_functions`), and to see or replace a value
+at a `Site` (`tapped`, for everything else). A site is found once, by the anatomy; afterwards a run costs a plain hook
+where the value crosses a module's boundary, and a `TorchFunctionMode` that is active only inside that module's call
+where it does not. Nothing is returned by a hook unless a value is replaced, so a tapped run computes the same bits as
+an untapped one.
 
 Limits: a module that is compiled or exported shows its boundary only.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import count
 from typing import Any, Literal
@@ -31,7 +32,8 @@ class Site:
     Attributes:
         path: the module whose call holds the value, as `named_modules` names it.
         call: which call of that module in one forward pass, counted from 0.
-        where: "input" or "output" of the module, or "arguments" or "result" of a function called inside it.
+        where: "input" or "output" of the module, or "arguments" or "result" of a function called inside it, or "call":
+            the function's own work (see `replaced_functions`).
         slot: which leaf of the inputs, outputs, arguments or results.
         function: the function (see `counted_by`), for "arguments" and "result".
         ordinal: which call of that function inside the module's call, calls in nested modules not counted (how many
@@ -42,7 +44,7 @@ class Site:
 
     path: str
     call: int
-    where: Literal["input", "output", "arguments", "result"]
+    where: Literal["input", "output", "arguments", "result", "call"]
     slot: int = 0
     function: str = ""
     ordinal: int = 0
@@ -56,6 +58,9 @@ class Site:
 
 Tap = Callable[[list[Any]], list[Any] | None]
 """Receives the leaves of what is at the site; returns None to look on, or the leaves to put in their place."""
+
+Replacement = Callable[[Callable[..., Any], tuple, dict[str, Any]], Any]
+"""What a call returns instead, from what would compute it and its inputs; new memory, for models change it in place."""
 
 
 def function_name(func: Any) -> str:
@@ -89,10 +94,15 @@ def _apply(taps: list[Tap], tree: Any) -> Any | None:
     return map_leaves(lambda old: next(fresh), tree)
 
 
+def _instead(new: Replacement, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    with torch._C.DisableTorchFunction():  # as in _apply
+        return new(func, args, kwargs)
+
+
 class _FunctionTaps(TorchFunctionMode):
     """Counts the functions called inside one module call and shows the tapped ones."""
 
-    def __init__(self, owner: "_ModuleTaps", taps: Mapping[tuple[str, str, int], list[Tap]]) -> None:
+    def __init__(self, owner: "_ModuleTaps", taps: Mapping[tuple[str, str, int], list[Any]]) -> None:
         super().__init__()
         self.owner = owner
         self.taps = taps
@@ -115,7 +125,8 @@ class _FunctionTaps(TorchFunctionMode):
             new = _apply(before, (args, kwargs))
             if new is not None:
                 args, kwargs = new
-        result = func(*args, **kwargs)
+        instead = self.taps.get(("call", name, ordinal))
+        result = _instead(instead[-1], func, args, kwargs) if instead else func(*args, **kwargs)
         after = self.taps.get(("result", name, ordinal))
         if after:
             new = _apply(after, result)
@@ -138,14 +149,14 @@ class _ModuleTaps:
         self.nested = 0
         self.open: list[tuple[int, _FunctionTaps | None]] = []
         self.boundary: dict[tuple[str, int], list[Tap]] = defaultdict(list)
-        self.inside: dict[int, dict[tuple[str, str, int], list[Tap]]] = defaultdict(lambda: defaultdict(list))
+        self.inside: dict[int, dict[tuple[str, str, int], list[Any]]] = defaultdict(lambda: defaultdict(list))
         self.handles: list[Any] = [
             module.register_forward_pre_hook(self.before, with_kwargs=True),
             module.register_forward_hook(self.after, always_call=True),
         ]
         self.watches_inside = False
 
-    def taps_at(self, site: Site) -> list[Tap]:
+    def taps_at(self, site: Site) -> list[Any]:
         """The list of the taps at a site of this module."""
         if not site.function:
             return self.boundary[(site.where, site.call)]
@@ -208,7 +219,7 @@ _tapped: "WeakKeyDictionary[torch.nn.Module, _ModuleTaps]" = WeakKeyDictionary()
 
 @contextmanager
 def tapped(
-    model: torch.nn.Module, taps: Sequence[tuple[Site, Tap]], begin: Callable[[tuple, dict], None] | None = None
+    model: torch.nn.Module, taps: Sequence[tuple[Site, Any]], begin: Callable[[tuple, dict], None] | None = None
 ) -> Iterator[None]:
     """Runs inside see every tap fire at its site; on leaving, also after an error, no hook is left behind.
 
@@ -223,7 +234,7 @@ def tapped(
     Cost: one hook pair for each module named by a site.
     """
     modules = dict(model.named_modules())
-    by_path: dict[str, list[tuple[Site, Tap]]] = defaultdict(list)
+    by_path: dict[str, list[tuple[Site, Any]]] = defaultdict(list)
     for site, tap in taps:
         by_path[site.path].append((site, tap))
     with ExitStack() as stack:
@@ -240,8 +251,22 @@ def tapped(
         yield
 
 
+def replaced_functions(
+    model: torch.nn.Module, replacements: Mapping[Site, Replacement]
+) -> AbstractContextManager[None]:
+    """In all forward passes inside, some functions are replaced where the model calls them.
+
+    What `tapped` says of several passes and of leaving holds here too; of nested contexts the inner one replaces.
+
+    Args:
+        model: the module that is run.
+        replacements: by the site of one of the function's arguments, or of its result.
+    """
+    return tapped(model, [(replace(site, where="call", slot=0), new) for site, new in replacements.items()])
+
+
 @contextmanager
-def _taps_of(module: torch.nn.Module, taps: list[tuple[Site, Tap]]) -> Iterator[_ModuleTaps]:
+def _taps_of(module: torch.nn.Module, taps: list[tuple[Site, Any]]) -> Iterator[_ModuleTaps]:
     """One module's taps; its hooks are shared with other contexts that are open."""
     handler = _tapped.get(module)
     if handler is None:
@@ -292,10 +317,6 @@ def around_call(
         stack.callback(module.register_forward_hook(after, always_call=True, prepend=True).remove)
         stack.callback(model.register_forward_pre_hook(restart, prepend=True).remove)
         yield
-
-
-Replacement = Callable[[Callable[..., Any], tuple, dict[str, Any]], Any]
-"""What a call returns instead, from what would compute it and its inputs; new memory, for models change it in place."""
 
 
 @contextmanager

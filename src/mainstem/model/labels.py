@@ -17,7 +17,8 @@ from mainstem.model.dependence import by_position_alone, stream_inputs
 from mainstem.model.experts import expert_sum
 from mainstem.model.paths import Path, is_attention, projection, trace_back
 from mainstem.model.program import one_call
-from mainstem.model.recorder import Call, Recording, Value
+from mainstem.model.quantised import quantised_reason
+from mainstem.model.recorder import Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import StreamWalk
 from mainstem.units import Unit
@@ -85,26 +86,36 @@ def _write(draft: Draft, unit: Unit, finder: SiteFinder, positions: int, cores: 
             return replace(base, refusals={"neurons": experts.reason})
         return replace(base, experts=experts.site, n_experts=experts.n_experts, expert_width=experts.width)
     if draft.kind == "attn" and draft.path.core is None:
-        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, _not_one_attention(draft.cores)))
+        return replace(base, refusals=dict.fromkeys(ATTENTION_LEVELS, _not_one_attention(draft)))
     if draft.kind == "attn" and draft.path.core is not None and is_joint(draft.path.core):
         return _with_joint(base, draft, positions)
     found = projection(draft.path)
     if found is None:
         levels = ATTENTION_LEVELS if draft.kind == "attn" else ("neurons",)
         reason = "what is written is no product of a matrix with something that can be seen"
-        return replace(base, refusals=dict.fromkeys(levels, reason))
+        known = {value.id for value in draft.inputs}
+        return replace(base, refusals=dict.fromkeys(levels, quantised_reason(value, known) or reason))
     carried, bias = found
-    source = draft.path.steps[draft.path.products[-1]].source
-    base = replace(base, source=finder.site(source, whole=True), projection=carried, bias=bias)
+    product = draft.path.steps[draft.path.products[-1]]
+    assert product.value.call is not None
+    base = replace(
+        base,
+        source=finder.site(product.source, whole=True),
+        input_site=finder.arguments(product.value.call, product.source),
+        projection=carried,
+        bias=bias,
+    )
     if draft.kind == "mlp":
         return replace(base, neurons=True)
     return _with_attention(base, draft, finder, positions, cores)
 
 
-def _not_one_attention(cores: list[Call]) -> str:
-    if len(cores) > 1:
-        return f"{len(cores)} products of a pattern with values are combined before they are written"
-    return "between attention and the write lies more than matrices, views, factors, gates and norms"
+def _not_one_attention(draft: Draft) -> str:
+    if len(draft.cores) > 1:
+        return f"{len(draft.cores)} products of a pattern with values are combined before they are written"
+    between = {value.id for core in draft.cores for value in core.outputs}
+    more = "between attention and the write lies more than matrices, views, factors, gates and norms"
+    return quantised_reason(draft.value, between) or more
 
 
 def _with_attention(base: Write, draft: Draft, finder: SiteFinder, positions: int, cores: dict) -> Write:

@@ -20,6 +20,7 @@ from mainstem.errors import LevelRefusedError
 from mainstem.model.head_norms import norm_at
 from mainstem.model.norms import PROBE, Norm, recorded_error
 from mainstem.model.program import Program, dependents, extract, one_call, probe_like
+from mainstem.model.quantised import quantised_reason
 from mainstem.model.recorder import Value
 from mainstem.model.stream import is_weight_product
 from mainstem.model.views import heads_first, pattern_rows, query_rows
@@ -210,7 +211,10 @@ def operand_map(
     """
     found = _reads_behind(operand, is_read)
     if len(found) != 1:
-        raise _refused(role, f"it comes from the stream by {len(found) or 'no'} matrices that are known, not by one")
+        modules = ", ".join(value.call.frame.path for value in found if value.call is not None and value.call.frame)
+        reason = f"it comes from the stream by {len(found) or 'no'} matrices that are known, not by one"
+        reason += f" ({modules}); merge an adapter into its matrix first" if modules else ""
+        raise _refused(role, quantised_reason(operand) or reason)
     read, end = found[0], operand if product is None else product
     stages = tuple(_stages(role, operand, read, MOST_NORMS))
     last = None if product is None else one_call(product, [operand])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from mainstem.model.activation import Activation, find_activation
-from mainstem.model.anatomy import ExpertRead, ExpertSite, Read
+from mainstem.model.anatomy import ExpertRead, Read
 from mainstem.model.behaviour import index_map
+from mainstem.model.expert_inputs import ExpertInputs, Matrix
 from mainstem.model.expert_reads import experts_source
 from mainstem.model.head_norms import head_norm
 from mainstem.model.labels import Labelled
@@ -32,7 +33,7 @@ class Reads:
     """Reads with the values they read; `finish` gives them their nodes in the graph."""
 
     found: list[tuple[Read, Value, Value]]
-    experts: list[tuple[Unit, ExpertSite, Value, Value]]
+    experts: list[tuple[ExpertRead, Value, Value]]
     inputs: list[Value]
     activations: dict[int, Activation] = field(default_factory=dict)
     query_width: dict[Unit, int] = field(default_factory=dict)
@@ -40,7 +41,8 @@ class Reads:
     def finish_experts(self, node_of: Mapping[int, int]) -> list[ExpertRead]:
         """What experts read, with its place in the stream graph."""
         return [
-            ExpertRead(unit, site, node_of[value.id], node_of[stream.id]) for unit, site, value, stream in self.experts
+            replace(read, node=node_of[value.id], stream_node=node_of[stream.id])
+            for read, value, stream in self.experts
         ]
 
     def finish(self, node_of: Mapping[int, int]) -> list[Read]:
@@ -59,7 +61,7 @@ def find_reads(
     roles = _roles(labelled)
     _note_output_gates(roles, walk, values, labelled)
     found: list[tuple[Read, Value, Value]] = []
-    products: dict[int, int] = {}
+    made: list[Value] = []
     for value in recording.values:
         call = value.call
         if call is None or value.slot != 0 or not is_weight_product(call) or value.id not in roles.owner:
@@ -69,10 +71,12 @@ def find_reads(
             continue
         read = _read(value, active[0], walk, resolver, roles, finder)
         if read is not None:
-            products[value.id] = len(found)
+            made.append(value)
             found.append(read)
-    experts = _expert_reads(labelled, resolver)
-    inputs = [value for _, value, _ in found] + [value for _, _, value, _ in experts]
+    matrices = [Matrix(i, roles.owner[i.id], source) for i, (_, source, _) in zip(made, found, strict=True)]
+    experts = _expert_reads(labelled, resolver, ExpertInputs(finder, known, matrices))
+    inputs = [value for _, value, _ in [*found, *experts]]
+    products = {value.id: i for i, value in enumerate(made)}
     return Reads(found, experts, inputs, _activations(labelled, products, walk.positions))
 
 
@@ -85,13 +89,17 @@ def _activations(labelled: Labelled, products: dict[int, int], positions: int) -
     return found
 
 
-def _expert_reads(labelled: Labelled, resolver: "_Resolver") -> list[tuple[Unit, ExpertSite, Value, Value]]:
+def _expert_reads(
+    labelled: Labelled, resolver: "_Resolver", places: ExpertInputs
+) -> list[tuple[ExpertRead, Value, Value]]:
     found = []
     for write, path, inputs in zip(labelled.writes, labelled.paths, labelled.inputs, strict=True):
         if write.experts is not None:
             source = experts_source(path.write, inputs, resolver.resolves)
             if source is not None:
-                found.append((write.unit, write.experts, source, resolver.behind_norm(source)[1]))
+                norm, stream = resolver.behind_norm(source)
+                site, beside = places.of(source, path.write, write.unit)
+                found.append((ExpertRead(write.unit, write.experts, -1, -1, norm, site, beside), source, stream))
     return found
 
 

@@ -103,6 +103,10 @@ class Call:
         """Those of them that depend on the token ids."""
         return list(self._active)
 
+    def inside(self, frame: Frame) -> bool:
+        """Whether it happened in a module call, or in one that that made."""
+        return self.frame is not None and frame in self.frame.stack()
+
 
 @dataclass(eq=False)
 class Recording:

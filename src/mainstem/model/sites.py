@@ -6,6 +6,8 @@ they cost least and do not depend on the number of calls inside.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -46,18 +48,12 @@ class SiteFinder:
             RefusedError: if the value is made where no hook can see it.
         """
         same = self.views_of(value)
-        for where in ("output", "input"):
+        boundaries: tuple[Literal["output", "input"], ...] = ("output", "input")
+        for where in boundaries:
             for candidate in same:
                 for kind, frame, slot in self.boundaries.get(candidate.id, ()):
                     if kind == where and not (whole and self._used_before(same, frame, where)):
-                        return Site(
-                            frame.path,
-                            frame.call,
-                            where,
-                            slot,
-                            overwritten=candidate.overwritten,
-                            positions_first=self._positions_first(candidate),
-                        )
+                        return self._boundary(candidate, frame, where, slot)
         if whole:
             same = sorted(same, key=lambda candidate: candidate.id)
         for candidate in same:
@@ -77,6 +73,26 @@ class SiteFinder:
         where = value.call.frame.path if value.call is not None and value.call.frame is not None else "the model"
         raise RefusedError("A value of the stream is made out of sight of any module or function", where)
 
+    def widest_input(self, value: Value, inner: Frame, foreign: Sequence[Value]) -> tuple[Site, Frame] | None:
+        """The widest module call around `inner` that receives `value` and in which none of `foreign` is made.
+
+        Returns:
+            Where it receives it, and the call; None if there is no such call.
+        """
+        same = self.views_of(value)
+        for frame in reversed(inner.stack()):
+            if any(other.call is not None and other.call.inside(frame) for other in foreign):
+                continue
+            for candidate in same:
+                for kind, receiver, slot in self.boundaries.get(candidate.id, ()):
+                    if kind == "input" and receiver is frame:
+                        return self._boundary(candidate, frame, "input", slot), frame
+        return None
+
+    def _boundary(self, value: Value, frame: Frame, where: Literal["input", "output"], slot: int) -> Site:
+        first = self._positions_first(value)
+        return Site(frame.path, frame.call, where, slot, overwritten=value.overwritten, positions_first=first)
+
     def _used_before(self, same: list[Value], frame: Frame, where: str) -> bool:
         """Whether something uses one of the equal values `same` other than through this boundary of `frame`."""
         ids = {value.id for value in same}
@@ -84,13 +100,12 @@ class SiteFinder:
             for user in self.made_from.get(value.id, ()):
                 if user.id in ids or user.call is None:
                     continue
-                inside = user.call.frame is not None and frame in user.call.frame.stack()
-                if inside != (where == "input"):
+                if user.call.inside(frame) != (where == "input"):
                     return True
         if where == "input":
             return False
         first = min(same, key=lambda value: value.id)
-        return first.call is None or first.call.frame is None or frame not in first.call.frame.stack()
+        return first.call is None or not first.call.inside(frame)
 
     def _positions_first(self, value: Value) -> bool:
         return len(value.shape) >= 3 and value.shape[:2] == (self.positions, 1)

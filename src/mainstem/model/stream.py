@@ -17,6 +17,7 @@ from mainstem.errors import ParallelStreamsError, RefusedError
 from mainstem.model.behaviour import Affine, affine, index_map
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
 from mainstem.model.program import extract, near, one_call, probe_like
+from mainstem.model.quantised import quantised_reason
 from mainstem.model.recorder import Call, Recording, Value
 
 PRODUCTS = frozenset(
@@ -256,7 +257,7 @@ def find_head(recording: Recording, logits: Tensor) -> tuple[Value, Value, Value
     raise RefusedError(
         "The logits are not a function of one product with an unembedding matrix",
         where or "logits",
-        "Mainstem reads predictions through that product, and sees none here",
+        quantised_reason(start) or "Mainstem reads predictions through that product, and sees none here",
     )
 
 

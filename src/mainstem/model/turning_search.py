@@ -65,7 +65,9 @@ def _check_seen(model: torch.nn.Module, recording: Recording, turns: Sequence[Tu
     for name, parameter in model.named_parameters():
         if id(parameter) not in used and kind(name) in turned:
             raise RefusedError(
-                "No token of the recorded run used this tensor, and its like turns", name, "It cannot be known how it does."
+                "No token of the recorded run used this tensor, and its like turns",
+                name,
+                "It cannot be known how it does.",
             )
 
 
@@ -365,9 +367,7 @@ class _Search:
         whole = tensor.dim() > 0 and tensor.numel() == self.walk.width == tensor.shape[-1]
         return whole and tensor.is_floating_point() and not value.active
 
-    def _factor_axis(
-        self, result: Value, source: Value, factor: Value, bias: Value | None, opened: bool
-    ) -> int | None:
+    def _factor_axis(self, result: Value, source: Value, factor: Value, bias: Value | None, opened: bool) -> int | None:
         inputs = [source, factor] if bias is None else [source, factor, bias]
         program = extract(result, inputs) if opened else one_call(result, inputs)
         if program is None:
@@ -387,9 +387,7 @@ class _Search:
         if not opened and result.slot >= 0 and call.frame is not None:
             gain.brackets.append(self._bracket(call, result, [source], axis))
         if bias is not None:
-            self.turns.extend(
-                Turn(place, (), (gain, *carried), gain, where(call)) for place in self.places[bias.id]
-            )
+            self.turns.extend(Turn(place, (), (gain, *carried), gain, where(call)) for place in self.places[bias.id])
         self._mark(result, axis, (gain, *carried))
 
     def _gain(self, factor: Value, call: Call) -> Gain:
@@ -506,7 +504,7 @@ def weights_of(call: Call, sources: Sequence[Value]) -> list[Value]:
 
 
 def place_of(value: Value, axis: int, frame: Frame | None) -> Place:
-    """Where the model holds a parameter or buffer: the innermost module around its use that has it, else by its name."""
+    """Where the model holds a parameter or buffer: the innermost module around its use with it, else by its name."""
     tensor = value.holder
     rows = tensor.detach().movedim(axis, -1)
     geometry = (tuple(rows.shape), tuple(rows.stride()))

@@ -5,13 +5,18 @@ from collections.abc import Callable
 from mainstem.report import page as p
 from mainstem.report.basis_ablations_page import ablations_section
 from mainstem.report.basis_kurtosis_page import kurtosis_section
+from mainstem.report.basis_outliers_page import emergence_section, outliers_section
+from mainstem.report.basis_quantisers_page import quantisers_section
 from mainstem.report.basis_report_text import text_line
 from mainstem.report.basis_rounding_page import rounding_section
 from mainstem.results.basis_report import BasisReport
 
 _SECTIONS: dict[str, Callable] = {
     "kurtosis": kurtosis_section,
+    "outliers": outliers_section,
+    "emergence": emergence_section,
     "ablations": ablations_section,
+    "quantisers": quantisers_section,
     "rounding": rounding_section,
 }
 

@@ -8,13 +8,18 @@ from rich.text import Text
 from mainstem.report import terminal as t
 from mainstem.report.basis_ablations_terminal import print_ablations
 from mainstem.report.basis_kurtosis_terminal import print_kurtosis
+from mainstem.report.basis_outliers_terminal import print_emergence, print_outliers
+from mainstem.report.basis_quantisers_terminal import print_quantisers
 from mainstem.report.basis_report_text import text_line
 from mainstem.report.basis_rounding_terminal import print_rounding
 from mainstem.results.basis_report import BasisReport
 
 _PRINTERS: dict[str, Callable] = {
     "kurtosis": print_kurtosis,
+    "outliers": print_outliers,
+    "emergence": print_emergence,
     "ablations": print_ablations,
+    "quantisers": print_quantisers,
     "rounding": print_rounding,
 }
 

@@ -17,7 +17,7 @@ from mainstem.report import terminal as t
 from mainstem.report.text import compact, plural, shortened, visible
 from mainstem.results.patch import PatchReading
 
-CELL = 5
+CELL, WIDEST = 5, 14
 MOST_ROWS = 64
 FOR = ("#d5e8f0", "#9fcbdf", "#5fa6c6", "#2b7fa6", "#0f5575")
 AGAINST = ("#f8e2d3", "#f0bd98", "#de8f5b", "#c4662a", "#8f3f0c")
@@ -69,31 +69,37 @@ def _answers(r: PatchReading) -> str:
 def _panels(r: PatchReading, width: int) -> list[RenderableType]:
     """The map in as many panels below each other as its columns need."""
     names = max(len(row) for row in r.rows)
-    fit = max((width - names - 1) // CELL, 1)
+    cell = _cell(r)
+    fit = max((width - names - 1) // cell, 1)
     best = [max((abs(e) for e in row if e is not None), default=0.0) for row in r.effects]
     strongest = sorted(range(len(r.rows)), key=lambda i: -best[i])[:MOST_ROWS]
     shown = sorted(strongest)
     panels: list[RenderableType] = []
     for start in range(0, len(r.columns), fit):
         panels += [Text()] if start else []
-        panels.append(_panel(r, shown, range(start, min(start + fit, len(r.columns))), names))
+        panels.append(_panel(r, shown, range(start, min(start + fit, len(r.columns))), names, cell))
     if len(shown) < len(r.rows):
         panels.append(Text(f"the {len(shown)} rows of {len(r.rows)} with the largest effects", "quiet"))
     return panels
 
 
-def _panel(r: PatchReading, shown: Sequence[int], columns: range, names: int) -> Text:
+def _cell(r: PatchReading) -> int:
+    """How wide a column is: positions and heads are short, roles are words."""
+    return CELL if r.roles is None else min(max(CELL, 1 + max(map(len, r.columns))), WIDEST)
+
+
+def _panel(r: PatchReading, shown: Sequence[int], columns: range, names: int, cell: int) -> Text:
     """Some columns of the map; one line of text for each row, so that colours touch each other."""
     full = words.largest(r)
     text = Text(no_wrap=True)
     text.append(" " * (names + 1))
     for column in columns:
-        text.append(shortened(words.short_column(r.columns[column]), CELL - 1).rjust(CELL - 1) + " ", "quiet")
+        text.append(shortened(words.short_column(r.columns[column]), cell - 1).rjust(cell - 1) + " ", "quiet")
     for i in shown:
         text.append(f"\n{r.rows[i].ljust(names)} ")
         for column in columns:
             effect = r.effects[i][column]
-            text.append(words.percent(effect)[:CELL].rjust(CELL - 1).ljust(CELL), _style(effect, full))
+            text.append(words.percent(effect)[:cell].rjust(cell - 1).ljust(cell), _style(effect, full))
     return text
 
 

@@ -70,4 +70,5 @@ def stability_text(r: PatchReading) -> str:
 def grid_text(r: PatchReading) -> str:
     """The grid in words."""
     window = f", windows of {r.window}" if r.window > 1 else ""
-    return f"{r.grid}{window}: {count(len(r.rows))} × {count(len(r.columns))}"
+    what = "" if r.roles is None else " roles"
+    return f"{r.grid}{window}: {count(len(r.rows))} × {count(len(r.columns))}{what}"

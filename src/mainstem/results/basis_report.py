@@ -11,10 +11,13 @@ from typing import Any, Protocol
 
 from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_kurtosis import KurtosisSection
+from mainstem.results.basis_outliers import EmergenceSection, OutlierSection
+from mainstem.results.basis_quantisers import QuantiserSection
+from mainstem.results.basis_rotations import RotationSection
 from mainstem.results.basis_rounding import RoundingSection
 from mainstem.results.reading import Provenance
 
-SECTIONS = ("kurtosis", "ablations", "rounding")
+SECTIONS = ("kurtosis", "outliers", "emergence", "ablations", "quantisers", "rotations", "rounding")
 """The sections, in the order in which they are shown; each is a field of `BasisReport`."""
 
 
@@ -45,7 +48,11 @@ class BasisReport:
     model: dict[str, Any]
     text: dict[str, Any]
     kurtosis: KurtosisSection | None = None
+    outliers: OutlierSection | None = None
+    emergence: EmergenceSection | None = None
     ablations: AblationSection | None = None
+    quantisers: QuantiserSection | None = None
+    rotations: RotationSection | None = None
     rounding: RoundingSection | None = None
     notes: list[str] = field(default_factory=list)
     command: str = "basis report"

@@ -57,6 +57,7 @@ class PatchReading(TabularReading):
         top: the cells with the largest effects, of either sign.
         run, identical: how many cells were run, and how many were not, because both runs are bitwise equal there.
         checked, error: how many were computed again by a full forward, and the largest difference of a logit.
+        roles: where columns are roles, the positions of each, of several pairs the first one's; otherwise None.
     """
 
     SCHEMA: ClassVar = "mainstem/patch/1"
@@ -88,6 +89,7 @@ class PatchReading(TabularReading):
     checked: int
     error: float
     notes: list[str] = field(default_factory=list)
+    roles: dict[str, list[int]] | None = None
 
     def cells(self) -> list[dict[str, Any]]:
         """Every cell as a row of a table: names, the metric, the effect and its interval."""
