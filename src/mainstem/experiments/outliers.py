@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import mainstem
 from mainstem.analysis.quantizers import PUBLISHED
 from mainstem.basis.ablating import ablation_section
 from mainstem.basis.measuring import measure_stream
 from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.quantising import quantiser_section
 from mainstem.basis.reference import reference
+from mainstem.errors import RefusedError
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.outliers_claims import Found, assemble
 
@@ -48,14 +50,24 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     short = reference(model, "drama", QUICK_EVAL_TOKENS if quick else EVAL_TOKENS)
     outliers = outlier_section(model, measure_stream(model, on, say=report))
     report("a rotated copy ...")
-    copy = model.basis.rotated_model()
+    copy = _rotated(model)
     rotated = outlier_section(copy, measure_stream(copy, replace(on, windows=short.windows), say=report))
     found = [row.dimension for row in outliers.table("input").rows if row.qualifies]
     ablated, varied = (
         ablation_section(model, short, given, count=VARIED, by="variance", say=report)[0] if wanted else None
         for given, wanted in ((found, bool(found)), (None, True))
     )
-    quantised = quantiser_section(
-        model, [short], PUBLISHED, {ROTATED: (copy.module, copy.anatomy)}, say=report
-    )
+    copies = {ROTATED: (copy.module, copy.anatomy)}
+    quantised = quantiser_section(model, [short], PUBLISHED, copies, say=report)
     return assemble(model, Found(outliers, rotated, ablated, varied, quantised))
+
+
+def _rotated(model: "Model") -> "Model":
+    """A copy in a random basis that runs by itself."""
+    made = model.basis.rotated("random")
+    if made.turning.brackets:
+        raise RefusedError(
+            "This model turns back and forth while its rotated copy runs, so that the copy cannot be quantised",
+            made.turning.brackets[0].where,
+        )
+    return mainstem.open(made.model, tokenizer=model.tokenizer, seed=model.seed)
