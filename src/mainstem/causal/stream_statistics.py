@@ -231,3 +231,24 @@ class RotatedKurtosis:
     def kurtosis(self) -> Float[Tensor, "point draw"]:
         """Each point's mean kurtosis after each rotation."""
         return self.sums / self.tokens[:, None]
+
+
+class ThinnedKurtosis:
+    """Each point's mean kurtosis over all dimensions but one, its own for each point; no first positions of windows."""
+
+    def __init__(self, dimensions: Sequence[int]) -> None:
+        """Nothing seen yet; `dimensions` names the one that each point is without."""
+        self.dimensions = list(dimensions)
+        self.sums = torch.zeros(len(self.dimensions), dtype=torch.float64)
+        self.tokens = torch.zeros(len(self.dimensions), dtype=torch.float64)
+
+    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+        """Adds one batch's; see `Watcher`."""
+        left = self.dimensions[number]
+        x = x[rows.firsts :]
+        self.sums[number] += token_kurtosis(torch.cat([x[:, :left], x[:, left + 1 :]], 1)).sum().cpu()
+        self.tokens[number] += len(x)
+
+    def kurtosis(self) -> Float[Tensor, " point"]:
+        """Each point's mean kurtosis."""
+        return self.sums / self.tokens

@@ -1,0 +1,73 @@
+"""Outlier features: a few dimensions that matter more than all others, and what quantisers make of them.
+
+Dettmers et al. 2022, "LLM.int8()", found dimensions of the stream that are large in most layers and at most positions;
+zeroing them ruins a model, and eight bits cannot hold them beside the others. Here the published criterion and the two
+ablations are run on one model, with the control that the paper has (random dimensions) and some that it has not
+(dimensions of nearly the same size, random ones of which as much is subtracted, a constant in their place), and the
+paper's int8 quantisers are run in the model's own basis and in a rotated one. The control of the criterion is the same
+count in the rotated copy, which computes the same: no dimension of a rotated stream is special.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import mainstem
+from mainstem.analysis.quantizers import PUBLISHED
+from mainstem.basis.ablating import ablation_section
+from mainstem.basis.measuring import measure_stream
+from mainstem.basis.outlier_reading import outlier_section
+from mainstem.basis.quantising import quantiser_section
+from mainstem.basis.reference import reference
+from mainstem.errors import RefusedError
+from mainstem.experiments.outcome import Experiment
+from mainstem.experiments.outliers_claims import Found, assemble
+
+if TYPE_CHECKING:
+    from mainstem.session import Model
+
+ROTATED = "rotated"
+TOKENS, EVAL_TOKENS = 20_000, 3_072
+QUICK_TOKENS, QUICK_EVAL_TOKENS = 4_096, 1_024
+VARIED = 6
+"""How many of the most varied dimensions are also taken out: as many as the paper's largest models have outliers."""
+
+
+def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lambda text: None) -> Experiment:
+    """Runs the case.
+
+    Args:
+        model: the model, with its tokenizer.
+        quick: statistics on 4,096 tokens instead of 20,000, perplexities on 1,024 instead of 3,072.
+        report: receives a line of progress for each step.
+
+    Raises:
+        UsageError: the model has no tokenizer.
+        RefusedError: the model cannot be rotated, or is quantised already; names the place.
+        LevelRefusedError: nothing is seen to read the stream for attention.
+    """
+    on = reference(model, "drama", QUICK_TOKENS if quick else TOKENS)
+    short = reference(model, "drama", QUICK_EVAL_TOKENS if quick else EVAL_TOKENS)
+    outliers = outlier_section(model, measure_stream(model, on, say=report))
+    report("a rotated copy ...")
+    copy = _rotated(model)
+    rotated = outlier_section(copy, measure_stream(copy, replace(on, windows=short.windows), say=report))
+    found = [row.dimension for row in outliers.table("input").rows if row.qualifies]
+    ablated, varied = (
+        ablation_section(model, short, given, count=VARIED, by="variance", say=report)[0] if wanted else None
+        for given, wanted in ((found, bool(found)), (None, True))
+    )
+    copies = {ROTATED: (copy.module, copy.anatomy)}
+    quantised = quantiser_section(model, [short], PUBLISHED, copies, say=report)
+    return assemble(model, Found(outliers, rotated, ablated, varied, quantised))
+
+
+def _rotated(model: "Model") -> "Model":
+    """A copy in a random basis that runs by itself."""
+    made = model.basis.rotated("random")
+    if made.turning.brackets:
+        raise RefusedError(
+            "This model turns back and forth while its rotated copy runs, so that the copy cannot be quantised",
+            made.turning.brackets[0].where,
+        )
+    return mainstem.open(made.model, tokenizer=model.tokenizer, seed=model.seed)
