@@ -9,19 +9,20 @@ count in the rotated copy, which computes the same: no dimension of a rotated st
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import mainstem
+from mainstem.analysis.outliers import PUBLISHED as CRITERION
 from mainstem.analysis.quantizers import PUBLISHED
 from mainstem.basis.ablating import ablation_section
 from mainstem.basis.measuring import measure_stream
 from mainstem.basis.outlier_reading import outlier_section
-from mainstem.basis.quantising import quantiser_section
+from mainstem.basis.quantising import Copy, quantiser_section, rotated_copy
 from mainstem.basis.reference import reference
-from mainstem.errors import RefusedError
+from mainstem.causal.stream_points import stream_points
+from mainstem.causal.stream_statistics import PointOutliers, watch
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.outliers_claims import Found, assemble
+from mainstem.run.windows import Windows
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -48,26 +49,20 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     """
     on = reference(model, "drama", QUICK_TOKENS if quick else TOKENS)
     short = reference(model, "drama", QUICK_EVAL_TOKENS if quick else EVAL_TOKENS)
-    outliers = outlier_section(model, measure_stream(model, on, say=report))
+    outliers = outlier_section(model, measure_stream(model, on, say=report), CRITERION)
     report("a rotated copy ...")
-    copy = _rotated(model)
-    rotated = outlier_section(copy, measure_stream(copy, replace(on, windows=short.windows), say=report))
+    copy = rotated_copy(model, "random", report)
+    rotated = _features(copy, short.windows)
     found = [row.dimension for row in outliers.table("input").rows if row.qualifies]
-    ablated, varied = (
-        ablation_section(model, short, given, count=VARIED, by="variance", say=report)[0] if wanted else None
-        for given, wanted in ((found, bool(found)), (None, True))
-    )
-    copies = {ROTATED: (copy.module, copy.anatomy)}
-    quantised = quantiser_section(model, [short], PUBLISHED, copies, say=report)
+    ablated = ablation_section(model, short, found, say=report)[0] if found else None
+    varied = ablation_section(model, short, by="variance", count=VARIED, say=report)[0]
+    quantised = quantiser_section(model, [short], PUBLISHED, {ROTATED: copy}, say=report)
     return assemble(model, Found(outliers, rotated, ablated, varied, quantised))
 
 
-def _rotated(model: "Model") -> "Model":
-    """A copy in a random basis that runs by itself."""
-    made = model.basis.rotated("random")
-    if made.turning.brackets:
-        raise RefusedError(
-            "This model turns back and forth while its rotated copy runs, so that the copy cannot be quantised",
-            made.turning.brackets[0].where,
-        )
-    return mainstem.open(made.model, tokenizer=model.tokenizer, seed=model.seed)
+def _features(copy: Copy, on: Windows) -> int:
+    """How many dimensions of a copy are outlier features."""
+    points = stream_points(copy.anatomy, "input")
+    outliers = PointOutliers(points, "input", CRITERION.magnitude)
+    watch(copy.module, copy.run(), points, on, [outliers])
+    return 0 if outliers.counts is None else sum(each.qualifies for each in outliers.counts.features(CRITERION))

@@ -9,7 +9,6 @@ from mainstem.report.curves import Course, courses
 from mainstem.report.experiment_page import experiment_table
 from mainstem.results.basis_quantisers import FULL, LayerErrorRow, QuantiserSection, named
 
-
 LINES = 8
 """As many quantisers are drawn along the layers; the table has all."""
 
