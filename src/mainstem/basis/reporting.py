@@ -10,17 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mainstem.analysis.outliers import PUBLISHED
+from mainstem.analysis.quantizers import PUBLISHED as PUBLISHED_INT8
+from mainstem.basis.ablating import ablation_section
 from mainstem.basis.kept_sections import KeptSections, identity
 from mainstem.basis.measuring import Watched, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.outlier_reading import outlier_section
-from mainstem.basis.reference import reference
+from mainstem.basis.quantising import chosen_quantisers, quantiser_section, quantiser_warnings, rotated_copy
+from mainstem.basis.recommending import recommend
+from mainstem.basis.reference import Reference, reference
+from mainstem.basis.rounding_reading import overflows, rounding_section
+from mainstem.causal.linear_layers import refuse_quantised
+from mainstem.errors import AnatomyError, CertificateError
 from mainstem.lab.texts import Text
+from mainstem.results.basis_ablations import AblationSection
+from mainstem.results.basis_quantisers import QuantiserSection
 from mainstem.results.basis_report import BasisReport
 
 if TYPE_CHECKING:
     from mainstem.session import Model
 
 TOKENS, EVAL_TOKENS = 20_000, 3_072
+ROTATION = "hadamard"
+SHOWN = (*PUBLISHED_INT8, "w4", "w4a4")
+"""The quantisers of the report: those of LLM.int8(), and 4 bits for weights alone and for both."""
+
+REFUSALS = (AnatomyError,)
+"""What leaves a section out, with a note, instead of ending the report: a structure that it cannot be had for."""
 
 
 def report_basis(
@@ -51,6 +66,10 @@ def report_basis(
     on = reference(model, text, tokens, window)
     kept = KeptSections(state, identity(model, on, eval_tokens=eval_tokens))
 
+    short = reference(model, on.text, min(eval_tokens, on.windows.n_tokens), window)
+    warnings: list[dict[str, Any]] = []
+    notes: list[str] = []
+
     @cache
     def watched() -> Watched:
         return measure_stream(model, on, say=say)
@@ -58,11 +77,47 @@ def report_basis(
     makers: dict[str, Callable[[], Any]] = {
         "kurtosis": lambda: kurtosis_section(watched(), rotate_stream(model, on, say=say)),
         "outliers": lambda: outlier_section(model, watched(), PUBLISHED),
+        "ablations": lambda: _ablations(model, short, warnings, notes, say),
+        "quantisers": lambda: _quantisers(model, short, notes, say),
+        "rounding": lambda: rounding_section(model, short),
     }
+    made: dict[str, Any] = {}
+    for name, make in makers.items():
+        try:
+            made[name] = kept.get(name, make)
+        except REFUSALS as refusal:
+            notes.append(f"No {name}: {refusal}")
+    if "quantisers" in made:
+        warnings += quantiser_warnings(made["quantisers"])
+    if "rounding" in made:
+        warnings += [warning.as_dict() for warning in overflows(made["rounding"])]
     return BasisReport(
         provenance=model.provenance(),
-        warnings=[],
+        warnings=warnings,
         model=model.summary,
-        text=on.summary() | {"eval_tokens": min(eval_tokens, on.windows.n_tokens)},
-        **{name: kept.get(name, make) for name, make in makers.items()},
+        text=on.summary() | {"eval_tokens": short.windows.n_tokens},
+        recommendation=recommend(**made),
+        notes=notes,
+        **made,
     )
+
+
+def _ablations(
+    model: "Model", on: Reference, warnings: list[dict[str, Any]], notes: list[str], say: Callable[[str], None]
+) -> AblationSection:
+    """The outlier features taken out, or the most varied dimensions."""
+    section, own, remarks = ablation_section(model, on, say=say)
+    warnings += [warning.as_dict() for warning in own]
+    notes += remarks
+    return section
+
+
+def _quantisers(model: "Model", on: Reference, notes: list[str], say: Callable[[str], None]) -> QuantiserSection:
+    """The int8 quantisers in the model's own basis and a rotated one, where it can be rotated, and 4 bits."""
+    refuse_quantised(model.module)
+    try:
+        copies = {f"rotated ({ROTATION})": rotated_copy(model, ROTATION, say)}
+    except (*REFUSALS, CertificateError) as refusal:
+        copies = {}
+        notes.append(f"No quantisers in a rotated basis: {refusal}")
+    return quantiser_section(model, [on], chosen_quantisers(SHOWN), copies, say)

@@ -7,6 +7,7 @@ from mainstem.report.basis_ablations_page import ablations_section
 from mainstem.report.basis_kurtosis_page import kurtosis_section
 from mainstem.report.basis_outliers_page import emergence_section, outliers_section
 from mainstem.report.basis_quantisers_page import quantisers_section
+from mainstem.report.basis_recommendation_page import recommendation_section
 from mainstem.report.basis_report_text import text_line
 from mainstem.report.basis_rotations_page import rotations_section
 from mainstem.report.basis_rounding_page import rounding_section
@@ -20,6 +21,7 @@ _SECTIONS: dict[str, Callable] = {
     "quantisers": quantisers_section,
     "rotations": rotations_section,
     "rounding": rounding_section,
+    "recommendation": recommendation_section,
 }
 
 

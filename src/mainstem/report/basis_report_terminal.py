@@ -10,6 +10,7 @@ from mainstem.report.basis_ablations_terminal import print_ablations
 from mainstem.report.basis_kurtosis_terminal import print_kurtosis
 from mainstem.report.basis_outliers_terminal import print_emergence, print_outliers
 from mainstem.report.basis_quantisers_terminal import print_quantisers
+from mainstem.report.basis_recommendation_terminal import print_recommendation
 from mainstem.report.basis_report_text import text_line
 from mainstem.report.basis_rotations_terminal import print_rotations
 from mainstem.report.basis_rounding_terminal import print_rounding
@@ -23,6 +24,7 @@ _PRINTERS: dict[str, Callable] = {
     "quantisers": print_quantisers,
     "rotations": print_rotations,
     "rounding": print_rounding,
+    "recommendation": print_recommendation,
 }
 
 

@@ -13,11 +13,12 @@ from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_kurtosis import KurtosisSection
 from mainstem.results.basis_outliers import EmergenceSection, OutlierSection
 from mainstem.results.basis_quantisers import QuantiserSection
+from mainstem.results.basis_recommendation import RecommendationSection
 from mainstem.results.basis_rotations import RotationSection
 from mainstem.results.basis_rounding import RoundingSection
 from mainstem.results.reading import Provenance
 
-SECTIONS = ("kurtosis", "outliers", "emergence", "ablations", "quantisers", "rotations", "rounding")
+SECTIONS = ("kurtosis", "outliers", "emergence", "ablations", "quantisers", "rotations", "rounding", "recommendation")
 """The sections, in the order in which they are shown; each is a field of `BasisReport`."""
 
 
@@ -54,6 +55,7 @@ class BasisReport:
     quantisers: QuantiserSection | None = None
     rotations: RotationSection | None = None
     rounding: RoundingSection | None = None
+    recommendation: RecommendationSection | None = None
     notes: list[str] = field(default_factory=list)
     command: str = "basis report"
 

@@ -1,0 +1,171 @@
+"""What a basis report recommends: rules on the numbers of its sections, each of which can come out either way.
+
+A change is called harmless if the whole of its bootstrap interval is below 0.01 nats a token, 1 % in perplexity. Of
+two quantisers one is better if the interval of their difference, token by token, leaves out zero; otherwise nothing is
+said for either. Everything holds for the texts measured, and says nothing of others.
+"""
+
+from collections.abc import Iterable
+
+from mainstem.results.basis_ablations import AblationSection
+from mainstem.results.basis_kurtosis import KurtosisSection
+from mainstem.results.basis_outliers import OutlierSection
+from mainstem.results.basis_quantisers import AS_IT_IS, FULL, CloserRow, QuantiserRow, QuantiserSection, named
+from mainstem.results.basis_recommendation import Advice, RecommendationSection
+from mainstem.results.basis_rounding import RoundingSection
+
+HARMLESS = 0.01
+"""The largest change of the loss, nats a token, that is called harmless."""
+
+PLAIN, MIXED = "vector-wise", "llm.int8"
+FOUR_BITS = ("w4", "w4a4")
+NARROW = ("bfloat16", "float16")
+
+
+def recommend(
+    kurtosis: KurtosisSection | None = None,
+    outliers: OutlierSection | None = None,
+    ablations: AblationSection | None = None,
+    quantisers: QuantiserSection | None = None,
+    rounding: RoundingSection | None = None,
+) -> RecommendationSection:
+    """The recommendations that the sections at hand allow."""
+    made: list[Advice] = []
+    if kurtosis is not None:
+        made.append(on_basis(kurtosis))
+    if outliers is not None:
+        made.append(on_outliers(outliers, ablations))
+    if quantisers is not None:
+        made += [on_int8(quantisers), *on_rotation(quantisers), *on_four_bits(quantisers)]
+    if rounding is not None:
+        made.append(on_dtype(rounding))
+    return RecommendationSection(made)
+
+
+def on_basis(section: KurtosisSection) -> Advice:
+    """Whether the basis is special, so that what follows is worth a look."""
+    states = [row for row in section.points if row.kind == "stream"]
+    above = [row for row in states if row.without_first > row.rotated_largest]
+    top = max(states, key=lambda row: row.without_first)
+    reason = (
+        f"Kurtosis over coordinates is above every random rotation at {len(above)} of {len(states)} states of the "
+        f"stream; the largest is {top.without_first:.1f} after {top.name}, {top.rotated:.2f} rotated."
+    )
+    if len(above) > len(states) / 2:
+        return Advice("basis", "The basis is privileged: expect trouble with formats of few bits.", [reason])
+    return Advice("basis", "The basis is hardly privileged: formats of few bits should do.", [reason])
+
+
+def on_outliers(section: OutlierSection, ablations: AblationSection | None) -> Advice:
+    """Which dimensions to leave alone."""
+    table = section.table("input")
+    found = [str(row.dimension) for row in table.rows if row.qualifies]
+    if not found:
+        return Advice(
+            "outliers",
+            "No dimension is an outlier feature by the published criterion.",
+            [f"The largest share of positions of any is {table.rows[0].positions:.1%}." if table.rows else
+             "No dimension reaches the magnitude at all."],
+        )  # fmt: skip
+    reasons = [
+        f"Dimension {row.dimension} is large in {row.layers:.0%} of the layers and at {row.positions:.1%} of all "
+        "positions."
+        for row in table.rows
+        if row.qualifies
+    ]
+    what, it = ("dimensions", "them") if len(found) > 1 else ("dimension", "it")
+    text = f"Keep {what} {', '.join(found)} out of coarse scales, and do not prune {it}."
+    return Advice("outliers", text, reasons + _ablated(ablations))
+
+
+def _ablated(section: AblationSection | None) -> list[str]:
+    if section is None:
+        return []
+    longest = max(row.tokens for row in section.runs)
+    runs = {row.what: row for row in section.runs if row.where == "attention" and row.tokens == longest}
+    if not {"zero", "mean_by_place"} <= set(runs):
+        return []
+    dimensions = ", ".join(str(row.dimension) for row in section.dimensions)
+    return [
+        f"Without {dimensions} at attention's inputs the perplexity is {runs['zero'].ratio:.3g} times as large; with "
+        f"constants in their place {runs['mean_by_place'].ratio:.3g} times."
+    ]
+
+
+def on_int8(section: QuantiserSection) -> Advice:
+    """The simplest of the int8 quantisers, in the model's own basis, that does no harm."""
+    plain, mixed = (_row(section, AS_IT_IS, name) for name in (PLAIN, MIXED))
+    reasons = [_reason(row) for row in (plain, mixed) if row is not None]
+    for row, text in (
+        (plain, "Quantise to int8 with a scale for each row and column (vector-wise): nothing more is needed."),
+        (mixed, "Quantise to int8 with outliers in floating point (LLM.int8()): without them it does harm."),
+    ):
+        if row is not None and row.high < HARMLESS:
+            return Advice("int8", text, reasons)
+    pair = _pair(section, MIXED, PLAIN)
+    if pair is not None and pair.closer == MIXED:
+        return Advice("int8", "Prefer LLM.int8() to plain scales; neither is without harm.", [*reasons, _apart(pair)])
+    return Advice("int8", "No int8 quantiser is harmless in this basis.", reasons)
+
+
+def on_rotation(section: QuantiserSection) -> Iterable[Advice]:
+    """Whether a rotation before int8 helps."""
+    basis = next((row.basis for row in section.rows if row.basis != AS_IT_IS), None)
+    pair = None if basis is None else _pair(section, named(PLAIN, basis), PLAIN)
+    if basis is None or pair is None:
+        return
+    turned = _row(section, basis, PLAIN)
+    reasons = [_apart(pair), *([_reason(turned)] if turned is not None else [])]
+    if pair.closer == pair.first:
+        text = "Rotate the stream before quantising (`mainstem basis rotate --out DIR`): plain int8 comes closer."
+    elif pair.closer == pair.second:
+        text = "Do not rotate the stream before quantising: plain int8 is farther off then."
+    else:
+        text = "A rotation before quantising makes no difference that these tokens show."
+    yield Advice("rotation", text, reasons)
+
+
+def on_four_bits(section: QuantiserSection) -> Iterable[Advice]:
+    """Whether 4 bits will do, for weights alone and for both."""
+    rows = [row for name in FOUR_BITS if (row := _row(section, AS_IT_IS, name)) is not None]
+    if not rows:
+        return
+    harmless = [row.quantiser for row in rows if row.high < HARMLESS]
+    text = f"4 bits do no harm: {', '.join(harmless)}." if harmless else "4 bits cost: retrain, rotate, or take 8."
+    yield Advice("4 bits", text, [_reason(row) for row in rows])
+
+
+def on_dtype(section: RoundingSection) -> Advice:
+    """Which narrow float dtype holds the stream."""
+    rows = {row.dtype: row for row in section.dtypes if row.dtype in NARROW}
+    over = [row for row in rows.values() if row.overflow]
+    lost = "; ".join(f"{row.dtype} {row.lost:.1%}" for row in rows.values() if row.lost is not None)
+    reasons = [f"Rounding takes of each write, on average: {lost}."] if lost else []
+    reasons += [f"{row.dtype} overflows at {row.overflow}." for row in over]
+    if over:
+        return Advice("dtype", f"Do not keep the stream in {', '.join(row.dtype for row in over)}.", reasons)
+    return Advice("dtype", f"The stream fits {' and '.join(rows)}: nothing overflows.", reasons)
+
+
+def _row(section: QuantiserSection, basis: str, quantiser: str) -> QuantiserRow | None:
+    """The run on the first text."""
+    return next((row for row in section.rows if (row.basis, row.quantiser) == (basis, quantiser)), None)
+
+
+def _pair(section: QuantiserSection, first: str, second: str) -> CloserRow | None:
+    return next((pair for pair in section.closer if (pair.first, pair.second) == (first, second)), None)
+
+
+def _reason(row: QuantiserRow) -> str:
+    assert row.quantiser != FULL
+    return (
+        f"{named(row.quantiser, row.basis)}: the loss on {row.text} changes by {row.change:+.4f} [{row.low:+.4f}, "
+        f"{row.high:+.4f}] nats a token, {row.flips:.1%} of the likeliest tokens are others."
+    )
+
+
+def _apart(pair: CloserRow) -> str:
+    return (
+        f"KL to full precision on {pair.text}, {pair.first} less {pair.second}: {pair.difference:+.4f} "
+        f"[{pair.low:+.4f}, {pair.high:+.4f}] nats a token."
+    )
