@@ -2,17 +2,8 @@
 
 import re
 
+from mainstem.report import basis_ablations_text as words
 from mainstem.report import page as p
-from mainstem.report.basis_ablations_text import (
-    CAPTION,
-    CONTROLS,
-    PATTERNS_CAPTION,
-    TITLE,
-    WHAT,
-    chosen,
-    found,
-    tables,
-)
 from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.experiment_page import experiment_table
@@ -23,15 +14,15 @@ from mainstem.results.basis_ablations import AblationSection
 
 def ablations_section(section: AblationSection) -> str:
     """The sections of the page."""
-    facts = p.facts([("taken", p.esc(chosen(section))), ("found", p.esc(found(section)))])
-    drawn = [p.section(TITLE, p.esc(CAPTION), facts), _bars(section), _layers(section), _heads(section)]
-    return "".join([*drawn, *(experiment_table(table) for table in tables(section) if table.rows)])
+    facts = p.facts([("taken", p.esc(words.chosen(section))), ("found", p.esc(words.found(section)))])
+    drawn = [p.section(words.TITLE, p.esc(words.CAPTION), facts), _bars(section), _layers(section), _heads(section)]
+    return "".join([*drawn, *(experiment_table(table) for table in words.tables(section) if table.rows)])
 
 
 def _bars(section: AblationSection) -> str:
-    most = {what: section.control_tokens if what in CONTROLS else section.tokens for what in WHAT}
+    most = {what: section.control_tokens if what in words.CONTROLS else section.tokens for what in words.WHAT}
     rows = [
-        (f"{run.where}, {WHAT[run.what]}", run.change, run.low, run.high)
+        (f"{run.where}, {words.WHAT[run.what]}", run.change, run.low, run.high)
         for run in section.runs
         if run.what != "none" and run.tokens == most[run.what]
     ]
@@ -53,7 +44,7 @@ def _layers(section: AblationSection) -> str:
         return ""
     lines = [Course(name, values, f"{values[-1]:.0%}") for name, values in columns.items()]
     drawn = courses(names, lines, "top-1 mass of the attention softmax by layer")
-    return p.section("The attention softmax by layer", p.esc(PATTERNS_CAPTION), drawn)
+    return p.section("The attention softmax by layer", p.esc(words.PATTERNS_CAPTION), drawn)
 
 
 def _heads(section: AblationSection) -> str:
