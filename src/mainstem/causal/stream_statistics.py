@@ -173,7 +173,10 @@ class PointMoments:
 
 
 class PointOutliers:
-    """Outlier features over some of the points, in units of their vectors or of each token's root mean square."""
+    """Outlier features over the points of one kind, in units of their vectors or of each token's root mean square.
+
+    There are no counts where the points' widths differ, as those of heads may: they have no dimensions in common.
+    """
 
     def __init__(self, points: Sequence[StreamPoint], kind: PointKind, magnitude: float, per_rms: bool = False) -> None:
         self.numbers = [number for number, point in enumerate(points) if point.kind == kind and point.layer is not None]
@@ -188,6 +191,9 @@ class PointOutliers:
         if self.counts is None:
             layers = [self.layers[own] or 0 for own in self.numbers]
             self.counts = OutlierCounts(layers, x.shape[1], self.magnitude)
+        if x.shape[1] != self.counts.hits.shape[1]:
+            self.numbers, self.counts = [], None
+            return
         if self.per_rms:
             wide = x if x.dtype == torch.float64 else x.float()
             x = wide * (wide.shape[1] ** 0.5 / torch.linalg.vector_norm(wide, dim=1, keepdim=True))

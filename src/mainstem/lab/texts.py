@@ -7,6 +7,7 @@ privileged, or a quantiser that fails, on one kind of text need not be on anothe
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
@@ -111,7 +112,7 @@ def _dataset(source: str) -> Text:
     if name[0] in "/~." and not path.exists():
         raise TextError("There is no such text", source, _REMEDY)
     try:
-        import datasets
+        datasets = import_module("datasets")
     except ImportError as error:
         what = "There is no such file or directory, and datasets are read with a package that is not installed"
         raise TextError(what, source, f"Install it with `pip install datasets`. {_REMEDY}") from error
