@@ -3,13 +3,12 @@
 import math
 
 from mainstem.report import page as p
-from mainstem.report.basis_quantisers_text import TITLE, caption, found, layers_caption, tables
+from mainstem.report.basis_quantisers_text import TITLE, caption, found, tables
 from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.experiment_page import experiment_table
-from mainstem.report.text import shortened
+from mainstem.report.text import plural, shortened
 from mainstem.results.basis_quantisers import AS_IT_IS, FULL, LayerErrorRow, QuantiserRow, QuantiserSection, named
-
 
 LINES = 8
 """As many quantisers are drawn along the layers; the table has all."""
@@ -54,7 +53,9 @@ def _errors(section: QuantiserSection) -> str:
         if len(means) == len(names):
             lines.append(Course(name, [math.log10(m) if m > 0 else math.nan for m in means], f"{means[-1]:.1%}"))
     drawn = courses(names, lines, "relative error of each sublayer's products, as a power of ten", 340.0)
-    return p.section("Errors along the layers", p.esc(f"powers of ten; {layers_caption(section)}"), drawn)
+    tokens = plural(section.layer_tokens, "token")
+    about = f"powers of ten; ||quantised - full|| / ||full||, the mean of each sublayer’s products, on {tokens}"
+    return p.section("Errors along the layers", p.esc(about), drawn)
 
 
 def _sublayer(row: LayerErrorRow) -> str:
