@@ -35,7 +35,6 @@ COMPOSITIONS = ("q", "k", "v", "mlp", "neuron")
 WRITERS = ("heads", "mlps", "neurons")
 EMBEDDINGS = ("plain", "normed")
 CHOICES = ("outliers", "variance")
-ROTATIONS = ("random", "hadamard", "learned")
 QUANTISERS = (
     *("absmax", "zeropoint", "row-wise", "vector-wise", "zeropoint-vector-wise"),
     *("absmax+mixed", "zeropoint+mixed", "row-wise+mixed", "llm.int8"),
