@@ -98,7 +98,7 @@ def test_all_that_is_no_embedding_is_quantised_and_counted(report: BasisReport, 
 def test_a_rotated_copy_is_compared_with_the_model_as_it_is(tiny: Model) -> None:
     section = quantise(tiny, ["absmax"], texts=[text(0)], tokens=48, window=WINDOW, rotation="random").quantisers
     assert section is not None
-    other = "rotated (random)"
+    other = "rotated"
     rows = {(row.basis, row.quantiser): row for row in section.rows}
     assert list(rows) == [(b, q) for b in (AS_IT_IS, other) for q in (FULL, "absmax")]
     assert abs(rows[other, FULL].change) < 1e-5 and rows[other, FULL].kl < 1e-6

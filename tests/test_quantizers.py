@@ -153,14 +153,14 @@ def test_decomposition_takes_out_a_column_twenty_times_larger():
     x[:, 17] *= 20
     off = {name: relative(PUBLISHED[name].prepared(w)(x), x @ w.T) for name in PUBLISHED}
     assert off["llm.int8"] <= off["vector-wise"] / 5
-    assert off["absmax+decomposition"] <= off["absmax"] / 3
+    assert off["absmax+mixed"] <= off["absmax"] / 3
     assert PUBLISHED["llm.int8"].prepared(w).outliers(x).nonzero().tolist() == [[17]]
 
 
 @pytest.mark.parametrize("name", DECOMPOSED)
 def test_decomposition_of_nothing_is_none_and_of_everything_is_the_float_product(name):
     x, w = normal(9, 40), normal(5, 40, seed=1)
-    plain = PUBLISHED[name.removesuffix("+decomposition").replace("llm.int8", "vector-wise")]
+    plain = PUBLISHED[name.removesuffix("+mixed").replace("llm.int8", "vector-wise")]
     assert torch.equal(PUBLISHED[name].prepared(w)(x), plain.prepared(w)(x))
     everything = Quantiser(plain.weights, plain.inputs, threshold=1e-9)
     torch.testing.assert_close(everything.prepared(w)(x), x @ w.T)

@@ -234,7 +234,7 @@ def _published() -> dict[str, Quantiser]:
         "vector-wise": _int8("row", "row"),
         "zeropoint-vector-wise": _int8("row", "row", True),
     }
-    names = {name: f"{name}+decomposition" for name in plain} | {"vector-wise": "llm.int8"}
+    names = {name: f"{name}+mixed" for name in plain} | {"vector-wise": "llm.int8"}
     return plain | {names[name]: replace(plain[name], threshold=THRESHOLD) for name in plain}
 
 

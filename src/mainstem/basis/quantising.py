@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mainstem.session import Model
 
 TOKENS = 1_024
+ROTATED = "rotated"
 MIXED = "llm.int8"
 """The quantiser whose threshold is swept, and that is compared with those without decomposition."""
 
@@ -112,7 +113,7 @@ def quantise(
         raise UsageError("No text to predict", None, f"Name one, such as {next(iter(SHIPPED))}.")
     on = [reference(model, text, tokens, window) for text in texts]
     refuse_quantised(model.module)
-    copies = {} if rotation is None else {f"rotated ({rotation})": rotated_copy(model, rotation, say)}
+    copies = {} if rotation is None else {ROTATED: rotated_copy(model, rotation, say)}
     section = quantiser_section(model, on, chosen, copies, say)
     return BasisReport(
         provenance=model.provenance(),
@@ -120,6 +121,7 @@ def quantise(
         model=model.summary,
         text=on[0].summary(),
         quantisers=section,
+        notes=[] if rotation is None else [f"{ROTATED}: a copy in another basis, by a {rotation} rotation"],
         command="basis quantise",
     )
 
@@ -269,5 +271,5 @@ class _Measured:
 
     def _pair(self, first: tuple[str, str], second: tuple[str, str]) -> CloserRow:
         found = difference(self.runs[first].kl.tolist(), self.runs[second].kl.tolist(), self.seed)
-        names = (named(name, basis) for basis, name in (first, second))
-        return CloserRow(self.text, *names, found.mean, found.low, found.high)
+        one, other = (named(name, basis) for basis, name in (first, second))
+        return CloserRow(self.text, one, other, found.mean, found.low, found.high)

@@ -35,11 +35,10 @@ COMPOSITIONS = ("q", "k", "v", "mlp", "neuron")
 WRITERS = ("heads", "mlps", "neurons")
 EMBEDDINGS = ("plain", "normed")
 CHOICES = ("outliers", "variance")
-ROTATIONS = ("random", "hadamard", "learned")
 QUANTISERS = (
     *("absmax", "zeropoint", "row-wise", "vector-wise", "zeropoint-vector-wise"),
-    *("absmax+decomposition", "zeropoint+decomposition", "row-wise+decomposition", "llm.int8"),
-    *("zeropoint-vector-wise+decomposition", "smoothquant", "fp8", "w4", "w4a4", "w4a4-smoothquant"),
+    *("absmax+mixed", "zeropoint+mixed", "row-wise+mixed", "llm.int8"),
+    *("zeropoint-vector-wise+mixed", "smoothquant", "fp8", "w4", "w4a4", "w4a4-smoothquant"),
 )
 ROTATIONS = ("random", "hadamard", "learned")
 OBJECTIVES = ("kurtosis", "rounding")

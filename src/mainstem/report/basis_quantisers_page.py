@@ -3,14 +3,17 @@
 import math
 
 from mainstem.report import page as p
-from mainstem.report.basis_quantisers_text import TITLE, caption, found, layers_caption, tables
+from mainstem.report.basis_quantisers_text import TITLE, caption, found, tables
 from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.experiment_page import experiment_table
-from mainstem.results.basis_quantisers import FULL, LayerErrorRow, QuantiserSection, named
+from mainstem.report.text import plural, shortened
+from mainstem.results.basis_quantisers import AS_IT_IS, FULL, LayerErrorRow, QuantiserRow, QuantiserSection, named
 
 LINES = 8
 """As many quantisers are drawn along the layers; the table has all."""
+LABEL = 30
+"""Characters that fit beside a bar."""
 
 
 def quantisers_section(section: QuantiserSection) -> str:
@@ -23,12 +26,16 @@ def quantisers_section(section: QuantiserSection) -> str:
 
 def _bars(section: QuantiserSection, text: str) -> str:
     rows = [
-        (named(row.quantiser, row.basis), row.kl, row.kl_low, row.kl_high)
+        (shortened(_label(row), LABEL), row.kl, row.kl_low, row.kl_high)
         for row in section.rows
         if row.text == text and row.quantiser != FULL
     ]
     title = f"KL to full precision on {text}"
     return p.section(p.esc(title), "nats a token, with its bootstrap interval of 95 %", interval_bars(rows, title))
+
+
+def _label(row: QuantiserRow) -> str:
+    return row.quantiser if row.basis == AS_IT_IS else f"{row.basis}: {row.quantiser}"
 
 
 def _errors(section: QuantiserSection) -> str:
@@ -45,8 +52,10 @@ def _errors(section: QuantiserSection) -> str:
         means = [sum(own[place]) / len(own[place]) for place in names if place in own]
         if len(means) == len(names):
             lines.append(Course(name, [math.log10(m) if m > 0 else math.nan for m in means], f"{means[-1]:.1%}"))
-    drawn = courses(names, lines, "relative error of each sublayer's products, as a power of ten")
-    return p.section("Errors along the layers", p.esc(f"powers of ten; {layers_caption(section)}"), drawn)
+    drawn = courses(names, lines, "relative error of each sublayer's products, as a power of ten", 340.0)
+    tokens = plural(section.layer_tokens, "token")
+    about = f"powers of ten; ||quantised - full|| / ||full||, the mean of each sublayer’s products, on {tokens}"
+    return p.section("Errors along the layers", p.esc(about), drawn)
 
 
 def _sublayer(row: LayerErrorRow) -> str:

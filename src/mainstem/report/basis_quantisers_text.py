@@ -1,7 +1,7 @@
 """What quantisers do, in words: what the tables for the terminal and the page both say."""
 
 from mainstem.experiments.outcome import ExperimentTable
-from mainstem.report.text import NOTHING, compact, count, plural, scientific, signed
+from mainstem.report.text import NOTHING, count, plain, plural, scientific, signed
 from mainstem.results.basis_quantisers import (
     FULL,
     CloserRow,
@@ -13,7 +13,7 @@ from mainstem.results.basis_quantisers import (
 
 TITLE = "Quantisers"
 RUNS_CAPTION = (
-    "change of the loss and KL(full precision || quantised) in nats a token, each with its bootstrap interval of 95 %; "
+    "change of the loss, with its bootstrap interval of 95 %, and KL(full precision || quantised) in nats a token; "
     "flips: tokens whose likeliest prediction is another"
 )
 CLOSER_CAPTION = "the difference of KL to full precision, token by token; negative where the first is closer"
@@ -34,9 +34,9 @@ def found(section: QuantiserSection) -> str:
     rows = [row for row in section.rows if row.text == name and row.quantiser != FULL]
     best, worst = (pick(rows, key=lambda row: row.kl) for pick in (min, max))
     return (
-        f"on {name}, {named(best.quantiser, best.basis)} is closest to full precision (KL {compact(best.kl)} nats a "
+        f"on {name}, {named(best.quantiser, best.basis)} is closest to full precision (KL {plain(best.kl, 4)} nats a "
         f"token, {best.flips:.1%} of predictions flip), {named(worst.quantiser, worst.basis)} is farthest "
-        f"({compact(worst.kl)}, {worst.flips:.1%})"
+        f"({plain(worst.kl, 4)}, {worst.flips:.1%})"
     )
 
 
@@ -61,17 +61,17 @@ def tables(section: QuantiserSection) -> list[ExperimentTable]:
     ]  # fmt: skip
 
 
-_RUN_HEADS = ["quantiser", "perplexity", "change of loss", "interval", "KL", "interval", "flips"]
+_RUN_HEADS = ["quantiser", "basis", "perplexity", "change of loss", "interval", "KL", "flips"]
 
 
 def _run(row: QuantiserRow) -> list[str]:
     numbers = [f"{row.perplexity:,.2f}" if row.perplexity < 1e6 else scientific(row.perplexity)]
     if row.change or row.kl:
         numbers += [signed(row.change, 4), f"{signed(row.low, 4)} to {signed(row.high, 4)}"]
-        numbers += [compact(row.kl), f"{compact(row.kl_low)} to {compact(row.kl_high)}", f"{row.flips:.1%}"]
+        numbers += [plain(row.kl, 4), f"{row.flips:.1%}"]
     else:
-        numbers += [NOTHING] * 5
-    return [named(row.quantiser, row.basis), *numbers]
+        numbers += [NOTHING] * 4
+    return [row.quantiser, row.basis, *numbers]
 
 
 _CLOSER_HEADS = ["text", "first", "second", "difference", "interval", "closer"]
