@@ -109,8 +109,8 @@ def _compared(rotated: Rotated, built: Path) -> float:
     """How far the logits of what is loaded are from the copy's, relative to the largest."""
     module = rotated.model
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
-    again: nn.Module = read_directory(built, lambda message: None, dtype=dtype)
-    again = again.to(next(module.parameters()).device)
+    again: Any = read_directory(built, lambda message: None, dtype=dtype)
+    again.to(next(module.parameters()).device)
     ids = probe_ids(module)
     expected = module(input_ids=ids, **base_arguments(module)).logits
     seen = again(input_ids=ids, **base_arguments(again)).logits
