@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstem.analysis.rotations import fixing_ones, hadamard, learned, orthogonality, rotation
+from mainstem.analysis.rotations import KINDS, OBJECTIVES, fixing_ones, hadamard, learned, orthogonality, rotation
+from mainstem.cli import options
 from mainstem.errors import ChoiceError, UsageError
 
 EXACT = 1e-10
@@ -93,3 +94,7 @@ def test_words_and_sizes_that_are_none_are_refused():
         learned(_outliers(), rotation("random", 24), "peak")
     with pytest.raises(UsageError):
         rotation("random", 0)
+
+
+def test_the_command_offers_these_words():
+    assert options.ROTATIONS == KINDS and options.OBJECTIVES == OBJECTIVES

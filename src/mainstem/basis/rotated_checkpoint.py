@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mainstem.causal.rotated import Rotated
-from mainstem.errors import MainstemError, RefusedError, UsageError
+from mainstem.errors import LoadError, MainstemError, RefusedError, UsageError
 from mainstem.model.checkpoints import read_directory
 from mainstem.model.discovery import probe_ids
 from mainstem.model.translation import quiet
@@ -109,8 +109,15 @@ def _compared(rotated: Rotated, built: Path) -> float:
     """How far the logits of what is loaded are from the copy's, relative to the largest."""
     module = rotated.model
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
-    again: nn.Module = read_directory(built, lambda message: None, dtype=dtype)
-    again = again.to(next(module.parameters()).device)
+    try:
+        again: Any = read_directory(built, lambda message: None, dtype=dtype)
+    except LoadError as error:
+        raise RefusedError(
+            f"Transformers does not load such a checkpoint by itself: {error.what}",
+            type(module).__name__,
+            "Nothing was written.",
+        ) from error
+    again.to(next(module.parameters()).device)
     ids = probe_ids(module)
     expected = module(input_ids=ids, **base_arguments(module)).logits
     seen = again(input_ids=ids, **base_arguments(again)).logits

@@ -8,36 +8,34 @@ Cost: two copies of the model at a time, one of them in float64.
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mainstem.analysis.kurtosis import random_expectation
 from mainstem.analysis.rotations import KINDS, OBJECTIVES, learned, orthogonality, rotation
 from mainstem.basis.reference import Reference, reference
 from mainstem.basis.rotated_checkpoint import check_place, check_writable, write_checkpoint
+from mainstem.basis.rotated_losses import precision_rows
 from mainstem.causal.edited import unedited
-from mainstem.causal.evaluation import evaluate
+from mainstem.causal.quantised import plain_run
 from mainstem.causal.rotated import Rotated, check
 from mainstem.causal.rotated import rotated as rotated_copy
-from mainstem.causal.stream_points import StreamPoint, stream_points, tap_at
+from mainstem.causal.stream_points import stream_points, tap_at
 from mainstem.causal.stream_statistics import PointMoments, watch
-from mainstem.errors import ChoiceError, NotFiniteError, RefusedError
+from mainstem.errors import ChoiceError, RefusedError
 from mainstem.lab.texts import Text
 from mainstem.model.discovery import probe_ids
 from mainstem.model.hooks import tapped
-from mainstem.model.outputs import logits_of
 from mainstem.model.turning import Turning
 from mainstem.model.turning_search import find_turning
-from mainstem.model.widened import widened
 from mainstem.results.basis_report import BasisReport
-from mainstem.results.basis_rotations import KurtosisRow, PrecisionRow, RotationSection
+from mainstem.results.basis_rotations import KurtosisRow, RotationSection
 from mainstem.run.inputs import base_arguments, context_length
 from mainstem.run.windows import LENGTH
 
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from mainstem.session import Model
 
 TOKENS, SAMPLED, SAMPLE_TOKENS = 256, 512, 256
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Say = Callable[[str], None]
 
@@ -165,7 +162,7 @@ def read_rotation(
         seed: of the rotation; the model's by default.
         objective: what a learned rotation minimises: `kurtosis` or `rounding`.
         text: what `mainstem.lab.texts.open_text` takes, or a text.
-        tokens: how many tokens of it are evaluated.
+        tokens: how many tokens of it are evaluated; in half precision 128 at most.
         window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         say: is told what is going on.
 
@@ -188,9 +185,8 @@ def read_rotation(
     wide = rotated_copy(model.module, turning, turned, torch.float64)
     plain = copy.deepcopy(model.module).double()
     certificate = _certified(model, plain, wide)
-    rows = [_precision(plain, wide, on, lifted, say) for lifted in (True, False)]
+    rows = precision_rows(model, plain, wide, on, say)
     del plain
-    rows += [_precision(copy.deepcopy(model.module).to(t), wide.to(t), on, False, say, model) for t in DTYPES]
     own = replace(wide, model=wide.model.to(model.anatomy.dtype))
     say("Measuring kurtosis")
     points = kurtosis_rows(model, own, on)
@@ -240,9 +236,9 @@ def kurtosis_rows(model: "Model", other: Rotated, on: Reference) -> list[Kurtosi
     points = stream_points(model.anatomy, "stream", "input")
     before, after = PointMoments(points), PointMoments(points)
     with unedited(model.module):
-        watch(model.module, _forward(model.module), points, on.windows, [before])
+        watch(model.module, plain_run(model.module), points, on.windows, [before])
     with other.running():
-        watch(other.model, _forward(other.model), points, on.windows, [after])
+        watch(other.model, plain_run(other.model), points, on.windows, [after])
     return [
         KurtosisRow(
             point.name,
@@ -253,96 +249,3 @@ def kurtosis_rows(model: "Model", other: Rotated, on: Reference) -> list[Kurtosi
         )
         for number, point in enumerate(points)
     ]
-
-
-def _forward(module: nn.Module) -> Callable[[Int[Tensor, "batch pos"]], Float[Tensor, "batch pos d_vocab"]]:
-    device, arguments = next(module.parameters()).device, base_arguments(module)
-    return lambda ids: logits_of(module(input_ids=ids.to(device), **arguments))
-
-
-class _Apart:
-    """The largest difference of logits of two runs of the same tokens, relative to the largest logit."""
-
-    def __init__(self) -> None:
-        self.first: Tensor | None = None
-        self.difference = self.largest = 0.0
-
-    def keep(self, logits: Tensor) -> Tensor:
-        self.first = logits
-        self.largest = max(self.largest, float(logits.abs().max()))
-        return logits
-
-    def compare(self, logits: Tensor) -> Tensor:
-        assert self.first is not None
-        self.difference = max(self.difference, float((logits.double() - self.first.double()).abs().max()))
-        return logits
-
-
-def _precision(
-    plain: nn.Module, other: Rotated, on: Reference, lifted: bool, say: Say, named: "Model | None" = None
-) -> PrecisionRow:
-    """Both on the text; what fails is said with its layer where `named` has the anatomy."""
-    dtype = str(next(p.dtype for p in plain.parameters() if p.is_floating_point())).removeprefix("torch.")
-    say(f"Comparing in {dtype}" + (", casts lifted" if lifted else ""))
-    apart, around = _Apart(), widened if lifted else nullcontext
-    first, second = _forward(plain), _forward(other.model)
-
-    def run(ids: Tensor) -> Tensor:
-        with around():
-            return apart.keep(first(ids))
-
-    def run_rotated(ids: Tensor) -> Tensor:
-        with around(), other.running():
-            return apart.compare(second(ids))
-
-    try:
-        made = evaluate({"the model": run, "the rotated copy": run_rotated}, on.windows)
-    except NotFiniteError as error:
-        return _failed(dtype, lifted, f"not finite: {_where(error, plain, other, on, named)}")
-    except RuntimeError as error:  # a kernel that this device has not in this dtype
-        return _failed(dtype, lifted, str(error).splitlines()[0])
-    mine, turned = made["the model"], made["the rotated copy"]
-    return PrecisionRow(
-        dtype,
-        lifted,
-        mine.loss,
-        turned.loss,
-        turned.loss - mine.loss,
-        float(turned.kl.mean()),
-        turned.flip_rate,
-        apart.difference / apart.largest,
-    )
-
-
-def _failed(dtype: str, lifted: bool, reason: str) -> PrecisionRow:
-    return PrecisionRow(dtype, lifted, None, None, None, None, None, None, reason)
-
-
-def _where(error: NotFiniteError, plain: nn.Module, other: Rotated, on: Reference, named: "Model | None") -> str:
-    """Which run, and the first point of the stream that is not finite in it."""
-    run = str(error.where)
-    points: list[StreamPoint] = [] if named is None else stream_points(named.anatomy, "stream")
-    module = plain if run == "the model" else other.model
-    around: AbstractContextManager = nullcontext() if run == "the model" else other.running()
-    found = next(_not_finite(module, points, on, around), None)
-    return f"{run}, {found or 'after the last state of the stream'}"
-
-
-def _not_finite(
-    module: nn.Module, points: list[StreamPoint], on: Reference, around: AbstractContextManager
-) -> Iterator[str]:
-    """The names of the points that are not finite, in the order of the run."""
-    for ids in on.windows.ids:
-        names: list[str] = []
-        taps = [_finite_tap(point, names, len(ids)) for point in points]
-        with around, tapped(module, taps), torch.no_grad():
-            _forward(module)(ids[None])
-        yield from names
-
-
-def _finite_tap(point: StreamPoint, names: list[str], length: int):
-    def see(x: Tensor) -> None:
-        if not bool(torch.isfinite(x).all()):
-            names.append(point.name)
-
-    return tap_at(point, see, lambda: (1, length))

@@ -68,13 +68,8 @@ class Makers:
             return None
         frame = call.frame or frame
         for chosen in self._candidates(call, value, axis):
-            found: dict[int, _Behind] = {}
-            for operand, own in chosen:
-                more = self.behind(operand, own, frame, depth + 1)
-                if more is None:
-                    break
-                found |= more
-            else:
+            found = self.all_behind(chosen, frame, depth + 1)
+            if found is not None:
                 places = dict.fromkeys(chain(*(found[operand.id].places for operand, _ in chosen)))
                 return found | {value.id: Behind(value, axis, tuple(places))}
         return None

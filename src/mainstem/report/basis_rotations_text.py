@@ -44,7 +44,7 @@ _PRECISION_CAPTION = (
     "nats for each token, the model and its rotated copy in the same dtype; KL and changed first guesses against the "
     "model; logits: the largest difference over the largest logit"
 )
-_PRECISION_HEADS = ["dtype", "loss", "rotated", "change", "KL", "changed", "logits", ""]
+_PRECISION_HEADS = ["dtype", "tokens", "loss", "rotated", "change", "KL", "changed", "logits", ""]
 
 
 def _precision(row: PrecisionRow) -> list[str]:
@@ -52,7 +52,17 @@ def _precision(row: PrecisionRow) -> list[str]:
     change = NOTHING if row.change is None else scientific(row.change) if row.change else "0"
     flips = NOTHING if row.flips is None else f"{row.flips:.1%}"
     kl, logits = (NOTHING if value is None else scientific(max(value, 0.0)) for value in (row.kl, row.logits))
-    return [dtype, _loss(row.loss), _loss(row.rotated_loss), change, kl, flips, logits, visible_or(row.failure or "")]
+    return [
+        dtype,
+        count(row.tokens),
+        _loss(row.loss),
+        _loss(row.rotated_loss),
+        change,
+        kl,
+        flips,
+        logits,
+        visible_or(row.failure or ""),
+    ]
 
 
 def _loss(value: float | None) -> str:

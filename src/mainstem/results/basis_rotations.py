@@ -12,6 +12,7 @@ class PrecisionRow:
     Attributes:
         dtype: such as "float32".
         lifted: whether the model's own casts to narrower numbers were lifted.
+        tokens: how many tokens were predicted.
         loss, rotated_loss: nats for each token; `change` is the difference. None where a run failed.
         kl: KL of the rotated copy's predictions from the model's, nats; `flips`: the share of tokens whose likeliest
             prediction changed.
@@ -21,6 +22,7 @@ class PrecisionRow:
 
     dtype: str
     lifted: bool
+    tokens: int
     loss: float | None
     rotated_loss: float | None
     change: float | None
