@@ -61,7 +61,9 @@ def chosen_heads(
     sides = [side for layer in layers for side in _sides(model, layer)]
     if len(sides) < 3 * SIDES:
         return {}, []
-    found = {name: torch.cat([shares(list(side.rows[:, None]), one) for side in sides]) for name, one in subspaces.items()}
+    found = {
+        name: torch.cat([shares(list(side.rows[:, None]), one) for side in sides]) for name, one in subspaces.items()
+    }
     first, second = found
     order = (found[first] - found[second]).argsort(descending=True)
     between = order[SIDES:-SIDES]
