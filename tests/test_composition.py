@@ -394,3 +394,14 @@ def test_neurons_are_asked_about_one_head():
         model.composition(("mlp",), of="L0H1", writers="neurons")
     with pytest.raises(UnitError):
         model.composition(("neuron",), of="L9H99")
+
+
+@pytest.mark.parametrize("way", ["eager", "sdpa"])
+def test_a_single_head_in_a_single_layer_has_its_circuits(way):
+    model = opened("llama", num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, attn_implementation=way)
+    assert [str(head) for head in model.weights.heads] == ["L0H0"]
+    assert model.weights_check.holds
+    assert model.trace([5, 6, 7]).decompose("subvalues").certificate.holds
+    assert model.head_circuits("L0H0", top=1).qk.size > 0
+    found = model.composition()
+    assert [(row.pairs, row.acausal) for row in found.kinds] == [(0, 0)] * 3 and found.pairs == []

@@ -48,6 +48,10 @@ def circuits(
     top: Top = 10,
 ):
     """Read a head's QK and OV circuits in the vocabulary, all heads by a skip trigram, or who composes with whom."""
+    from mainstem.units import Unit
+
+    if head is not None:
+        Unit.parse(head)
     asked = [token for token in (source, destination, predicts) if token is not None]
     if composition and asked or not (composition or head or asked):
         how = "Give HEAD, such as L9H8, or the three tokens of a skip trigram, or --composition."

@@ -37,6 +37,8 @@ def _compose(shape: tuple[int, ...], order: list[str], sizes: dict[str, int]) ->
     for size in shape:
         axis: list[str] = []
         product = 1
+        if size == 1 and [] in axes and rest and sizes[rest[0]] == 1:
+            axis.append(rest.pop(0))  # a single head; the first axis of size 1 is the batch
         while product < size and rest:
             axis.append(rest.pop(0))
             product *= sizes[axis[-1]]
@@ -44,7 +46,8 @@ def _compose(shape: tuple[int, ...], order: list[str], sizes: dict[str, int]) ->
             return None
         axes.append(axis)
     while rest and sizes[rest[0]] == 1 and axes:
-        axes[-1].append(rest.pop(0))
+        unused = [axis for axis in axes if not axis][1:]
+        (unused or axes[-1:])[0].append(rest.pop(0))
     if rest:
         return None
     free = next((i for i, axis in enumerate(axes) if not axis), None)

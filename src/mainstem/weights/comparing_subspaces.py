@@ -100,7 +100,7 @@ class Side:
     """Sides of some units, and their rows in the stream.
 
     Raises:
-        UnitError, ChoiceError, LevelRefusedError: if there is no such side.
+        UnitError, ChoiceError, LevelRefusedError: if there is no such side. UsageError: if its matrix is zero.
     """
 
     def __init__(self, weights: StreamWeights, text: str, offset: int) -> None:
@@ -136,11 +136,13 @@ def _rows(weights: StreamWeights, unit: Unit, side: str, offset: int) -> Float[T
     elif side in ("query", "key"):
         matrix = weights.qk(unit, offset)
         found = matrix.T.narrow() if side == "query" else matrix.narrow()
+    elif unit.kind == "head":
+        raise UnitError(f"A head has no side {side!r}", str(unit), "Heads have write, query, key and value.")
     else:
         found = _reading(weights.reads(unit), unit, side)
     found = found.flatten(0, -2)
     if not bool(found.any()):
-        raise LevelRefusedError(f"{unit}.{side} spans no subspace", None, "its matrix is zero")
+        raise UsageError(f"{unit}.{side} spans no subspace", "its matrix is zero", "Name another unit or side.")
     return found
 
 
