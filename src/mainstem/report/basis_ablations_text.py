@@ -1,7 +1,7 @@
 """Dimensions taken out, in words: what the tables for the terminal and the page both say."""
 
 from mainstem.experiments.outcome import ExperimentTable
-from mainstem.report.text import NOTHING, compact, count, plain, plural, probability, shortened, signed, visible
+from mainstem.report.text import NOTHING, compact, count, plain, plural, probability, shortened, signed
 from mainstem.results.basis_ablations import AblationRow, AblationSection, ControlVerdict, PatternRow, TokenRow
 
 TITLE = "Dimensions taken out"
@@ -48,13 +48,13 @@ def found(section: AblationSection) -> str:
     """The sentence that the numbers come to, at attention's inputs."""
     runs = {run.what: run for run in section.runs if run.where == "attention" and run.tokens == section.tokens}
     zero, mean = runs["zero"], runs["mean_by_place"]
-    beaten = [WHAT[v.control] for v in section.verdicts if v.where == "attention" and v.beats]
-    not_beaten = [WHAT[v.control] for v in section.verdicts if v.where == "attention" and not v.beats]
-    more = f"more than every draw of {', '.join(beaten)}" if beaten else ""
-    less = f"not more than every draw of {', '.join(not_beaten)}" if not_beaten else ""
+    verdicts = [verdict for verdict in section.verdicts if verdict.where == "attention"]
+    beaten = ", ".join(WHAT[verdict.control] for verdict in verdicts if verdict.beats)
+    unbeaten = ", ".join(WHAT[verdict.control] for verdict in verdicts if not verdict.beats)
     return (
-        f"zeroed at attention’s inputs they change the perplexity by {percent(zero.ratio)}, "
-        f"{' and '.join(part for part in (more, less) if part)}; their means in their place, by {percent(mean.ratio)}"
+        f"zeroed at attention’s inputs: perplexity {percent(zero.ratio)}; their means there, first positions apart: "
+        f"{percent(mean.ratio)}; more than every draw of: {beaten or 'no control'}"
+        + (f"; not more than every draw of: {unbeaten}" if unbeaten else "")
     )
 
 
@@ -150,5 +150,4 @@ def _tokens(section: AblationSection) -> ExperimentTable:
 
 
 def _token(row: TokenRow) -> list[str]:
-    before, token = shortened(visible(row.before), 28), visible(row.token)
-    return [count(row.place), before, token, plain(row.nats), plain(row.nats_zeroed)]
+    return [count(row.place), shortened(row.before, 28), row.token, plain(row.nats), plain(row.nats_zeroed)]
