@@ -9,12 +9,14 @@ from zoo import build
 
 import mainstem
 from mainstem.analysis.outliers import Criterion, OutlierCounts, variance_ranking
+from mainstem.basis.kept_sections import Finished, KeptSections, identity
 from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.reference import reference
 from mainstem.errors import UsageError
 from mainstem.lab.texts import Text, open_text
 from mainstem.report import as_html, as_json, as_text
 from mainstem.report.rotation_figure import coordinates
+from mainstem.results.basis_outliers import EmergenceSection
 
 WIDTH = 40
 
@@ -124,11 +126,14 @@ def planted(seed=1):
 TEXT = Text("planted", "a test", "to be or not to be, that is the question " * 12)
 
 
+OPTIONS: dict = {"text": TEXT, "tokens": 240, "eval_tokens": 48, "window": 24}
+
+
 @pytest.fixture(scope="module")
 def report():
     model = planted()
     before = {name: value.clone() for name, value in model.module.state_dict().items()}
-    made = model.basis.report(text=TEXT, tokens=240, eval_tokens=48, window=24)
+    made = model.basis.report(**OPTIONS)
     assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
     return made
 
@@ -178,30 +183,44 @@ def test_the_report_is_the_composition_of_its_sections(report):
 
 
 def test_an_interrupted_report_goes_on_from_its_state(report, tmp_path):
-    options = {"text": TEXT, "tokens": 240, "eval_tokens": 48, "window": 24, "state": tmp_path / "state.json"}
+    state = tmp_path / "state.json"
 
     def stop(text):
-        if text.startswith("Rotating the stream"):
+        if not text.startswith(("Measuring", "Rotating the stream")):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        planted().basis.report(**options, say=stop)
-    whole = planted().basis.report(**options)
+        planted().basis.report(**OPTIONS, state=state, say=stop)
     said = []
-    again = planted().basis.report(**options, say=said.append)
-    assert said == [] and again.sections() == whole.sections() == report.sections()
-    document = json.loads(options["state"].read_text(encoding="utf-8"))
-    del document["sections"]["outliers"]
-    options["state"].write_text(json.dumps(document), encoding="utf-8")
-    assert planted().basis.report(**options, say=said.append).sections() == whole.sections()
-    assert said and not any(text.startswith("Rotating") for text in said)
-    with pytest.raises(UsageError, match="another report: its tokens, text|another report: its text, tokens"):
-        planted().basis.report(**options | {"tokens": 120})
-    with pytest.raises(UsageError, match="another report: its weights"):
-        planted(seed=2).basis.report(**options)
-    options["state"].write_text("something else", encoding="utf-8")
-    with pytest.raises(UsageError, match="not the state of a basis report"):
-        planted().basis.report(**options)
+    whole = planted().basis.report(**OPTIONS, state=state, say=said.append)
+    assert said and not any(text.startswith(("Measuring the stream", "Rotating the stream")) for text in said)
+    said.clear()
+    again = planted().basis.report(**OPTIONS, state=state, say=said.append)
+    assert not said and again.as_dict() | {"provenance": None} == whole.as_dict() | {"provenance": None}
+    assert (whole.sections(), whole.warnings, whole.notes) == (report.sections(), report.warnings, report.notes)
+
+
+def test_the_state_of_another_report_is_refused(tmp_path):
+    state = tmp_path / "state.json"
+    model, other = planted(), planted(seed=2)
+    on, shorter = (reference(model, TEXT, count, 24) for count in (240, 120))
+    kept = KeptSections(state, identity(model, on, eval_tokens=48))
+    kept.get("emergence", lambda: Finished(EmergenceSection([]), notes=["a note"]))
+    again = KeptSections(state, identity(model, on, eval_tokens=48)).get("emergence", lambda: None)
+    assert again == Finished(EmergenceSection([]), [], ["a note"])
+    for wrong, named in (
+        (identity(model, shorter, eval_tokens=48), "text, tokens"),
+        (identity(other, on, eval_tokens=48), "weights"),
+        (identity(model, on, eval_tokens=96), "eval_tokens"),
+    ):
+        with pytest.raises(UsageError, match=f"another report: its {named} differ"):
+            KeptSections(state, wrong)
+    for content in (b"something else", b"\xff", b"[1]"):
+        state.write_bytes(content)
+        with pytest.raises(UsageError, match="not the state of a basis report"):
+            KeptSections(state, identity(model, on, eval_tokens=48))
+    with pytest.raises(UsageError, match="cannot be kept"):
+        KeptSections(tmp_path / "nowhere" / "state.json", {})
 
 
 @pytest.mark.parametrize("wrong", [Criterion(magnitude=0.0), Criterion(layers=25.0), Criterion(positions=-0.1)])

@@ -8,9 +8,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from mainstem.basis.reference import Reference
 from mainstem.errors import UsageError
@@ -20,12 +20,19 @@ from mainstem.results.rebuilt import rebuilt
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-Made = TypeVar("Made")
-
 _KIND = "mainstem basis report"
 _REMEDY = "Name another file, or delete this one to begin anew."
 _EVERY = 1009
 """Of how many weights one is looked at, to tell models of the same name apart."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A section, and what it adds to the report's warnings and notes."""
+
+    section: Any
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class KeptSections:
@@ -47,16 +54,16 @@ class KeptSections:
             self._read(path)
             self._write(path)
 
-    def get(self, name: str, make: Callable[[], Made]) -> Made:
+    def get(self, name: str, make: Callable[[], Finished]) -> Finished:
         """The section of this name, made if it is not there yet."""
         if name in self.done:
-            kind = get_args(get_type_hints(BasisReport)[name])[0]
-            return rebuilt(kind, self.done[name])
-        section = make()
+            kept, kind = self.done[name], get_args(get_type_hints(BasisReport)[name])[0]
+            return Finished(rebuilt(kind, kept["section"]), kept["warnings"], kept["notes"])
+        made = make()
         if self.path is not None:
-            self.done[name] = asdict(section)  # type: ignore[call-overload]
+            self.done[name] = asdict(made)
             self._write(self.path)
-        return section
+        return made
 
     def _read(self, path: Path) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mainstem.analysis.outliers import PUBLISHED
 from mainstem.analysis.quantizers import PUBLISHED as PUBLISHED_INT8
 from mainstem.basis.ablating import ablation_section
-from mainstem.basis.kept_sections import KeptSections, identity
+from mainstem.basis.kept_sections import Finished, KeptSections, identity
 from mainstem.basis.measuring import Watched, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.quantising import chosen_quantisers, quantiser_section, quantiser_warnings, rotated_copy
@@ -22,8 +22,6 @@ from mainstem.basis.rounding_reading import overflows, rounding_section
 from mainstem.causal.linear_layers import refuse_quantised
 from mainstem.errors import AnatomyError, CertificateError
 from mainstem.lab.texts import Text
-from mainstem.results.basis_ablations import AblationSection
-from mainstem.results.basis_quantisers import QuantiserSection
 from mainstem.results.basis_report import BasisReport
 
 if TYPE_CHECKING:
@@ -65,7 +63,6 @@ def report_basis(
     """
     on = reference(model, text, tokens, window)
     kept = KeptSections(state, identity(model, on, eval_tokens=eval_tokens))
-
     short = reference(model, on.text, min(eval_tokens, on.windows.n_tokens), window)
     warnings: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -74,23 +71,23 @@ def report_basis(
     def watched() -> Watched:
         return measure_stream(model, on, say=say)
 
-    makers: dict[str, Callable[[], Any]] = {
-        "kurtosis": lambda: kurtosis_section(watched(), rotate_stream(model, on, say=say)),
-        "outliers": lambda: outlier_section(model, watched(), PUBLISHED),
-        "ablations": lambda: _ablations(model, short, warnings, notes, say),
-        "quantisers": lambda: _quantisers(model, short, notes, say),
-        "rounding": lambda: rounding_section(model, short),
+    makers: dict[str, Callable[[], Finished]] = {
+        "kurtosis": lambda: Finished(kurtosis_section(watched(), rotate_stream(model, on, say=say))),
+        "outliers": lambda: Finished(outlier_section(model, watched(), PUBLISHED)),
+        "ablations": lambda: _ablations(model, short, say),
+        "quantisers": lambda: _quantisers(model, short, say),
+        "rounding": lambda: _rounding(model, short),
     }
     made: dict[str, Any] = {}
     for name, make in makers.items():
         try:
-            made[name] = kept.get(name, make)
+            finished = kept.get(name, make)
         except REFUSALS as refusal:
             notes.append(f"No {name}: {refusal}")
-    if "quantisers" in made:
-        warnings += quantiser_warnings(made["quantisers"])
-    if "rounding" in made:
-        warnings += [warning.as_dict() for warning in overflows(made["rounding"])]
+            continue
+        made[name] = finished.section
+        warnings += finished.warnings
+        notes += finished.notes
     return BasisReport(
         provenance=model.provenance(),
         warnings=warnings,
@@ -102,22 +99,25 @@ def report_basis(
     )
 
 
-def _ablations(
-    model: "Model", on: Reference, warnings: list[dict[str, Any]], notes: list[str], say: Callable[[str], None]
-) -> AblationSection:
+def _ablations(model: "Model", on: Reference, say: Callable[[str], None]) -> Finished:
     """The outlier features taken out, or the most varied dimensions."""
-    section, own, remarks = ablation_section(model, on, say=say)
-    warnings += [warning.as_dict() for warning in own]
-    notes += remarks
-    return section
+    section, warnings, notes = ablation_section(model, on, say=say)
+    return Finished(section, [warning.as_dict() for warning in warnings], notes)
 
 
-def _quantisers(model: "Model", on: Reference, notes: list[str], say: Callable[[str], None]) -> QuantiserSection:
+def _quantisers(model: "Model", on: Reference, say: Callable[[str], None]) -> Finished:
     """The int8 quantisers in the model's own basis and a rotated one, where it can be rotated, and 4 bits."""
     refuse_quantised(model.module)
+    copies, notes = {}, []
     try:
         copies = {f"rotated ({ROTATION})": rotated_copy(model, ROTATION, say)}
     except (*REFUSALS, CertificateError) as refusal:
-        copies = {}
         notes.append(f"No quantisers in a rotated basis: {refusal}")
-    return quantiser_section(model, [on], chosen_quantisers(SHOWN), copies, say)
+    section = quantiser_section(model, [on], chosen_quantisers(SHOWN), copies, say)
+    return Finished(section, quantiser_warnings(section), notes)
+
+
+def _rounding(model: "Model", on: Reference) -> Finished:
+    """What rounding takes of each write."""
+    section = rounding_section(model, on)
+    return Finished(section, [warning.as_dict() for warning in overflows(section)])
