@@ -42,6 +42,12 @@ def test_products_of_codes_are_those_of_integers(rows, d_out, d_in, seed):
     assert np.array_equal(integer_product(x, w).numpy(), expected)
 
 
+def test_products_of_codes_are_those_of_torchs_kernel():
+    generator = torch.Generator().manual_seed(1)
+    x, w = (torch.randint(-127, 128, (32, 1536), generator=generator, dtype=torch.int8) for _ in range(2))
+    assert torch.equal(integer_product(x, w), torch._int_mm(x, w.T))
+
+
 @pytest.mark.parametrize("code", [-128, 127])
 def test_no_sum_of_codes_is_too_large_for_the_carrier(code):
     x = torch.full((1, 5000), code, dtype=torch.int8)
