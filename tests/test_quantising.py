@@ -140,3 +140,11 @@ def test_a_model_that_is_quantised_already_is_refused(tiny: Model) -> None:
             quantise(tiny, ["absmax"], texts=[text(0)], window=WINDOW)
     finally:
         del tiny.module.is_quantized
+
+
+def test_edits_that_hold_outside_do_not_reach_the_runs(tiny: Model) -> None:
+    options = {"texts": [text(0)], "tokens": 32, "window": WINDOW}
+    plain = quantise(tiny, ["absmax"], **options)
+    with tiny.edited(mainstem.Edit.zero("L0.mlp")):
+        within = quantise(tiny, ["absmax"], **options)
+    assert within.quantisers == plain.quantisers

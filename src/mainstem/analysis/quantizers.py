@@ -4,10 +4,13 @@ A matrix is rounded by a `Scheme`: how many steps its codes have, and which of i
 scale for each row of X and each output of W the product of the codes is an integer, and scales and zero points come
 after it (Dettmers et al. 2022, LLM.int8(), sections 2 and 3):
 
-    absmax       code = round(x 127 / max|x|)                     x ~ code max|x| / 127
-    zeropoint    code = round((x - min) 254 / (max - min)) - 127   x ~ code (max - min) / 254 + offset
+    absmax       code = round(x 127 / max|x|)                              x ~ code max|x| / 127
+    zeropoint    code = round(x n) - zero, n = 254 / (max - min)           x ~ (code + zero) / n
+                 zero = round(n min) + 127
 
-The paper prints its zero point as round(X min), evidently by mistake. absmax and zeropoint have one scale for each
+The paper prints its zero point as round(X min), evidently by mistake. It is a whole number, so that zero is a code
+exactly: with one that is not, where one entry is far larger than all others, these are all off by the same part of a
+step, and the sum over inputs does not average that away. absmax and zeropoint have one scale for each
 tensor, row-wise one for each row of X, vector-wise also one for each output of W. Mixed-precision decomposition takes
 the input dimensions in which some |x| reaches a threshold out of both codes, and multiplies them in the float dtype;
 LLM.int8() is vector-wise with it. Beside these are what is shipped today: weights alone in 4 bits with a scale and a
@@ -55,22 +58,22 @@ class Scheme:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """A rounded matrix: entry = code * unit + offset.
+    """A rounded matrix: entry = (code + zero) * unit.
 
     Attributes:
         codes: [row, d_in] of one byte each.
         unit: [#row, group] what a step is worth; groups are 128 neighbours each, or all of a row.
-        offset: [#row, group] what code 0 stands for; None for 0.
+        zero: [#row, group] the zero point, whole numbers; None for 0.
     """
 
     codes: Int8[Tensor, "row d_in"] | Float8e4m3fn[Tensor, "row d_in"]
     unit: Float[Tensor, "#row group"]
-    offset: Float[Tensor, "#row group"] | None
+    zero: Float[Tensor, "#row group"] | None
 
     def values(self) -> Float[Tensor, "row d_in"]:
         """What the codes stand for."""
-        values = self.codes.to(self.unit.dtype) * self._by_entry(self.unit)
-        return values if self.offset is None else values + self._by_entry(self.offset)
+        codes = self.codes.to(self.unit.dtype)
+        return (codes if self.zero is None else codes + self._by_entry(self.zero)) * self._by_entry(self.unit)
 
     def _by_entry(self, by_group: Float[Tensor, "#row group"]) -> Float[Tensor, "#row _"]:
         if by_group.shape[1] == 1:
@@ -82,20 +85,22 @@ def rounded(matrix: Float[Tensor, "row d_in"], scheme: Scheme) -> Codes:
     """The codes of a matrix of float32 or float64; one that is all zero, or constant, is kept exactly."""
     groups = matrix.split(GROUP, 1) if scheme.shared == "group" else (matrix,)
     parts = [_rounded_alike(group, scheme) for group in groups]
-    codes, unit, offset = zip(*parts, strict=True)
-    offsets = None if offset[0] is None else torch.cat(offset, 1)
-    return Codes(codes[0] if len(codes) == 1 else torch.cat(codes, 1), torch.cat(unit, 1), offsets)
+    codes, unit, zero = zip(*parts, strict=True)
+    zeros = None if zero[0] is None else torch.cat(zero, 1)
+    return Codes(codes[0] if len(codes) == 1 else torch.cat(codes, 1), torch.cat(unit, 1), zeros)
 
 
 def _rounded_alike(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes, unit and offset where each row, or all of them, has one scale."""
+    """Codes, unit and zero point where each row, or all of them, has one scale."""
     axes = (0, 1) if scheme.shared == "tensor" else (1,)
     if scheme.zero_point:
         low, high = matrix.amin(axes, keepdim=True), matrix.amax(axes, keepdim=True)
-        half, span = scheme.steps // 2, _nonzero(high - low)
-        codes = ((matrix - low) * _by(float(scheme.steps), span)).round_() - half
-        unit = span / scheme.steps
-        return codes.to(torch.int8), unit, low + half * unit
+        steps, half = float(scheme.steps), scheme.steps // 2
+        span = torch.where(high == low, _nonzero(low.abs()) * steps, high - low)  # a constant is one step from zero
+        scale = _by(steps, span)
+        zero = (low * scale).round_() + half
+        codes = ((matrix * scale).round_() - zero).clamp_(-half, scheme.steps - half)
+        return codes.to(torch.int8), span / steps, zero
     largest = LARGEST_E4M3 if scheme.steps == 0 else scheme.steps / 2
     span = _nonzero(matrix.abs().amax(axes, keepdim=True))
     scaled = matrix * _by(largest, span)
@@ -130,17 +135,26 @@ def coded_product(x: Codes, weight: Codes, used: Bool[Tensor, " d_in"] | None = 
     """
     a, b = x.codes, weight.codes
     if a.dtype == torch.int8:
-        product = integer_product(a, b).to(x.unit.dtype)
+        product = _with_zeros(integer_product(a, b), x, weight, used).to(x.unit.dtype)
     else:
         product = a.to(x.unit.dtype) @ b.to(x.unit.dtype).T
-    product = product.mul_(x.unit).mul_(weight.unit.T)
-    if weight.offset is not None:
-        product += (a.sum(1, keepdim=True, dtype=torch.int32) * x.unit) * weight.offset.T
-    if x.offset is not None:
-        ones = torch.ones_like(a[:1]) if used is None else used.to(a.dtype)[None]
-        sums = integer_product(ones, b) * weight.unit.T
-        product += x.offset * (sums if weight.offset is None else sums + int(ones.sum()) * weight.offset.T)
-    return product
+    return product.mul_(x.unit).mul_(weight.unit.T)
+
+
+def _with_zeros(
+    product: Int32[Tensor, "row d_out"], x: Codes, weight: Codes, used: Bool[Tensor, " d_in"] | None
+) -> Tensor:
+    """The product of codes that have their zero points added; in float64, which holds such integers."""
+    if x.zero is None and weight.zero is None:
+        return product
+    total = product.double()
+    if weight.zero is not None:
+        total += x.codes.sum(1, keepdim=True, dtype=torch.int32) * weight.zero.T.double()
+    if x.zero is not None:
+        ones = torch.ones_like(x.codes[:1]) if used is None else used.to(torch.int8)[None]
+        sums = integer_product(ones, weight.codes).double()
+        total += x.zero.double() * (sums if weight.zero is None else sums + int(ones.sum()) * weight.zero.T.double())
+    return total
 
 
 @dataclass(frozen=True)

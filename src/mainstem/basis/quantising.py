@@ -13,6 +13,7 @@ Cost: for each quantiser and basis about a run of the texts, and a byte for each
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from mainstem.analysis.statistics import difference, interval
 from mainstem.analysis.warnings import Warning
 from mainstem.basis.reference import Reference, reference
 from mainstem.basis.rotating import rotate
+from mainstem.causal.edited import unedited
 from mainstem.causal.evaluation import Evaluation, Run, evaluate
 from mainstem.causal.linear_layers import LinearLayer, linear_layers, refuse_quantised, unquantised
 from mainstem.causal.quantised import Prepared, input_maxima, layer_errors, prepared, quantised_run
@@ -178,7 +180,8 @@ def quantiser_section(
     device = next(model.module.parameters()).device
     ids = on[0].windows.ids[:1, :LAYER_TOKENS].to(device)
     calibration = torch.tensor([model.encode(reference_text())[: on[0].windows.length]], device=device)
-    bases = {AS_IT_IS: Copy(model.module, model.anatomy), **(copies or {})}
+    itself = Copy(model.module, model.anatomy, partial(unedited, model.module))
+    bases = {AS_IT_IS: itself, **(copies or {})}
     runs: dict[tuple[str, str], Run] = {}
     errors: list[LayerErrorRow] = []
     layers: dict[str, tuple[LinearLayer, ...]] = {}

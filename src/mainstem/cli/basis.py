@@ -143,9 +143,7 @@ def rounding(
 @command
 def quantise(
     run: Run,
-    quantiser: Annotated[
-        list[str] | None, typer.Option("--quantiser", "-q", metavar="NAME", help="Which; may be repeated.")
-    ] = None,
+    quantiser: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which; may be repeated.")] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="SOURCE", help="drama, prose and code by default; may be repeated."),
