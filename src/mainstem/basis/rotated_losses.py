@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from mainstem.basis.reference import Reference
 from mainstem.causal.evaluation import evaluate
-from mainstem.causal.quantised import plain_run
-from mainstem.causal.rotated import Rotated
+from mainstem.causal.rotated import Rotated, plain_run
 from mainstem.causal.stream_points import StreamPoint, stream_points, tap_at
 from mainstem.errors import NotFiniteError
 from mainstem.model.hooks import tapped
@@ -104,37 +103,37 @@ def _precision(
     return PrecisionRow(
         dtype,
         lifted,
-        len(mine.nats),
         mine.loss,
         turned.loss,
         turned.loss - mine.loss,
         float(turned.kl.mean()),
         turned.flip_rate,
         apart.difference / apart.largest,
+        tokens=len(mine.nats),
     )
 
 
 def _failed(dtype: str, lifted: bool, reason: str) -> PrecisionRow:
-    return PrecisionRow(dtype, lifted, 0, None, None, None, None, None, None, reason)
+    return PrecisionRow(dtype, lifted, None, None, None, None, None, None, reason)
 
 
 def _where(error: NotFiniteError, plain: nn.Module, other: Rotated, on: Reference, points: list[StreamPoint]) -> str:
     """Which run, and the first point of the stream that is not finite in it."""
     run = str(error.where)
     module = plain if run == "the model" else other.model
-    around: AbstractContextManager = nullcontext() if run == "the model" else other.running()
+    around = nullcontext if run == "the model" else other.running
     found = next(_not_finite(module, points, on, around), None)
     return f"{run}, {found or 'after the last state of the stream'}"
 
 
 def _not_finite(
-    module: nn.Module, points: list[StreamPoint], on: Reference, around: AbstractContextManager
+    module: nn.Module, points: list[StreamPoint], on: Reference, around: Callable[[], AbstractContextManager]
 ) -> Iterator[str]:
     """The names of the points that are not finite, in the order of the run."""
     for ids in on.windows.ids:
         names: list[str] = []
         taps = [_finite_tap(point, names, len(ids)) for point in points]
-        with around, tapped(module, taps), torch.no_grad():
+        with around(), tapped(module, taps), torch.no_grad():
             plain_run(module)(ids[None])
         yield from names
 

@@ -23,8 +23,7 @@ from mainstem.basis.reference import Reference, reference
 from mainstem.basis.rotated_checkpoint import check_place, check_writable, write_checkpoint
 from mainstem.basis.rotated_losses import precision_rows
 from mainstem.causal.edited import unedited
-from mainstem.causal.quantised import plain_run
-from mainstem.causal.rotated import Rotated, check
+from mainstem.causal.rotated import Rotated, check, plain_run
 from mainstem.causal.rotated import rotated as rotated_copy
 from mainstem.causal.stream_points import stream_points, tap_at
 from mainstem.causal.stream_statistics import PointMoments, watch

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mainstem.causal.evaluation import Run
 from mainstem.causal.stream_points import StreamPoint, tap_at
 from mainstem.errors import CertificateError, RefusedError
 from mainstem.model.hooks import Site, Tap, tapped
@@ -61,6 +62,12 @@ class Rotated:
         """The copy's logits."""
         with self.running():
             return logits_of(self.model(input_ids=ids, **base_arguments(self.model)))
+
+
+def plain_run(module: nn.Module) -> Run:
+    """Logits of a module as it is."""
+    arguments, device = base_arguments(module), next(module.parameters()).device
+    return lambda ids: logits_of(module(input_ids=ids.to(device), **arguments))
 
 
 @torch.no_grad()

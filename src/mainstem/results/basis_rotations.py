@@ -12,17 +12,16 @@ class PrecisionRow:
     Attributes:
         dtype: such as "float32".
         lifted: whether the model's own casts to narrower numbers were lifted.
-        tokens: how many tokens were predicted.
         loss, rotated_loss: nats for each token; `change` is the difference. None where a run failed.
         kl: KL of the rotated copy's predictions from the model's, nats; `flips`: the share of tokens whose likeliest
             prediction changed.
         logits: the largest difference of any logit, relative to the largest logit.
         failure: what failed, and where, or None.
+        tokens: how many tokens were predicted.
     """
 
     dtype: str
     lifted: bool
-    tokens: int
     loss: float | None
     rotated_loss: float | None
     change: float | None
@@ -30,6 +29,7 @@ class PrecisionRow:
     flips: float | None
     logits: float | None
     failure: str | None = None
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
