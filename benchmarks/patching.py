@@ -24,6 +24,7 @@ from mainstem.causal.patching import Sweep
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "After Mary and John went to the store, Mary gave a drink to"
+ANSWERS = (" Mary", " John")
 MIB = 2**20
 FORWARDS = 5
 """How many bare forwards are timed on either side of causal tracing."""
@@ -50,13 +51,11 @@ def main() -> None:
 
 def sweep(model: "mainstem.Model", grid: str, after: Callable[[], object] = lambda: None, **options) -> Sweep:
     """One sweep; `after` is called after each batch."""
-    return model.patch(
-        CLEAN, CORRUPTED, " Mary", " John", grid=grid, progress=lambda done, total: after() and None, **options
-    )
+    return model.patch(CLEAN, CORRUPTED, *ANSWERS, grid=grid, progress=lambda done, total: after() and None, **options)
 
 
-def measure(model: "mainstem.Model", grid: str) -> None:
-    """The time of a sweep over that of as many bare forwards."""
+def timed(model: "mainstem.Model", grid: str) -> tuple[Sweep, float, float]:
+    """A sweep, its seconds, and those of a bare forward."""
     ids = torch.tensor([model.encode(CLEAN)])
     forwards: list[float] = []
 
@@ -71,12 +70,18 @@ def measure(model: "mainstem.Model", grid: str) -> None:
     started = time.perf_counter()
     made = sweep(model, grid, bare)
     taken = time.perf_counter() - started - sum(forwards)
+    return made, taken, statistics.median(forwards)
+
+
+def measure(model: "mainstem.Model", grid: str) -> None:
+    """The time of a sweep over that of as many bare forwards."""
+    made, taken, forward = timed(model, grid)
     rows = {
         "runs": made.run,
         "cells equal in both prompts": made.identical,
-        **costs("sweep", made, taken, statistics.median(forwards)),
+        **costs("sweep", made, taken, forward),
     }
-    table(f"{grid}: {len(made.rows)} x {len(made.columns)}, {ids.shape[1]} tokens", rows)
+    table(f"{grid}: {len(made.rows)} x {len(made.columns)}, {made.position + 1} tokens", rows)
 
 
 def costs(what: str, made: Sweep | CausalTrace, taken: float, forward: float) -> dict[str, object]:
@@ -104,7 +109,7 @@ def measure_tracing(model: "mainstem.Model") -> None:
     bare()
     forwards = [bare() for _ in range(FORWARDS)]
     started = time.perf_counter()
-    made = model.causal_trace(CLEAN, CORRUPTED, " Mary", " John", "logit-difference")
+    made = model.causal_trace(CLEAN, CORRUPTED, *ANSWERS, "logit-difference")
     taken = time.perf_counter() - started
     forward = statistics.median([*forwards, *(bare() for _ in range(FORWARDS))])
     rows = {"runs": made.run, **costs("tracing", made, taken, forward)}

@@ -1,8 +1,11 @@
-"""Capture beside other tools, each in an environment of its own, on the same model with the same tokens.
+"""Capture and patching beside other tools, each in an environment of its own, on the same model with the same tokens.
 
     make bench-peers      or     python -m benchmarks.peers [--install] [--rounds 9] [--lengths 128 1024]
 
 A peer's ratio is its capture over its own bare forward, measured in its own process as everywhere in these benchmarks.
+The sweep is of the residual stream, all layers by all positions (`benchmarks.patching`): one ratio for each tool, a
+cell's time over a bare forward's. Mainstem's is of the whole sweep, with all that it begins with and checks; a peer's
+is the median of some of the cells, each a full forward of its own. Their logit differences are compared.
 Environments live under .peers/ and are made only with --install; a peer that is not there is left out by name.
 """
 
@@ -15,12 +18,16 @@ from pathlib import Path
 import torch
 
 import mainstem
+from benchmarks.patching import ANSWERS, CLEAN, CORRUPTED, timed
 from benchmarks.ratios import AGAIN, compare, table
+from mainstem.causal.patching import Sweep
 from mainstem.model import demo
 from mainstem.run.capture import capture
 
 PACKAGES = {"transformer_lens": ["transformer-lens"], "nnsight": ["nnsight", "transformers", "accelerate"]}
 HOME = Path(".peers")
+CELLS = 40
+"""How many cells of the sweep a peer is timed on."""
 
 
 def main() -> None:
@@ -33,16 +40,30 @@ def main() -> None:
     if arguments.install:
         for name, packages in PACKAGES.items():
             install(name, packages)
-    rows = {name: run_peer(name, arguments.rounds, arguments.lengths) for name in PACKAGES}
+    model = mainstem.open("demo")
+    model.anatomy  # noqa: B018 (discovered once for a model, whatever is asked of it)
+    own_sweep, taken, forward = timed(model, "resid")
+    cells = some_cells(own_sweep)
+    request = {
+        "directory": str(demo.ensure()),
+        "rounds": arguments.rounds,
+        "lengths": arguments.lengths,
+        "clean": model.encode(CLEAN),
+        "corrupted": model.encode(CORRUPTED),
+        "answers": [model.encode(answer)[0] for answer in ANSWERS],
+        "cells": cells,
+    }
+    rows = {name: run_peer(name, request) for name in PACKAGES}
+    show_sweep(own_sweep, taken / forward / own_sweep.run, cells, rows)
     for length in arguments.lengths:
-        own = measure_own(length, arguments.rounds)
+        own = measure_own(model, length, arguments.rounds)
         shown: dict[str, object] = {"Mainstem": own["capture"], "Mainstem's noise": own[AGAIN]}
         for name, found in rows.items():
             if found is None:
                 shown[name] = "not installed (use --install)"
             else:
-                shown[name] = found[str(length)]["capture"]
-                shown[f"{name}'s noise"] = found[str(length)]["noise"]
+                shown[name] = found["captures"][str(length)]["capture"]
+                shown[f"{name}'s noise"] = found["captures"][str(length)]["noise"]
         table(f"{length} tokens: capture over the bare forward", shown)
 
 
@@ -61,22 +82,43 @@ def install(name: str, packages: list[str]) -> None:
         subprocess.run([str(interpreter(name)), "-m", "pip", "install", "-q", *wanted], check=True)
 
 
-def run_peer(name: str, rounds: int, lengths: list[int]) -> dict | None:
+def run_peer(name: str, request: dict) -> dict | None:
     """What `peer_run` measured in the peer's environment; None if there is none or it failed."""
     if not interpreter(name).exists():
         return None
     script = Path(__file__).with_name("peer_run.py")
-    command = [str(interpreter(name)), str(script), name, str(demo.ensure()), str(rounds), *map(str, lengths)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(interpreter(name)), str(script), name, json.dumps(request)], capture_output=True, text=True
+    )
     if done.returncode:
         print(f"{name} failed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
         return None
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def measure_own(length: int, rounds: int) -> dict[str, float]:
+def some_cells(made: Sweep) -> list[tuple[int, int]]:
+    """Cells from all over a sweep, but for the final stream's row."""
+    count = (len(made.rows) - 1) * len(made.columns)
+    return [divmod(i, len(made.columns)) for i in range(0, count, max(1, count // CELLS))]
+
+
+def show_sweep(made: Sweep, own: float, cells: list[tuple[int, int]], rows: dict[str, dict | None]) -> None:
+    """One ratio for each tool, and how far a peer's logit differences are from Mainstem's."""
+    shown: dict[str, object] = {"Mainstem": own}
+    for name, found in rows.items():
+        if found is None:
+            shown[name] = "not installed (use --install)"
+            continue
+        shown[name] = found["sweep"]["cell"]
+        values = zip(cells, found["sweep"]["values"], strict=True)
+        far = max(abs(float(made.values[at]) - value) for at, value in values)
+        shown[f"{name}, largest difference"] = f"{far:.1e}"
+    size = f"{len(made.rows) - 1} x {len(made.columns)}"
+    table(f"patching the residual stream, {size}: bare forwards for a cell", shown)
+
+
+def measure_own(model: "mainstem.Model", length: int, rounds: int) -> dict[str, float]:
     """Mainstem's own ratio on the same tokens."""
-    model = mainstem.open("demo")
     inputs = model.trace(list(range(1000, 1000 + length))).inputs
     last = inputs.destinations([-1])
 
