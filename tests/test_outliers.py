@@ -27,6 +27,12 @@ class Characters:
     def __call__(self, text):
         return {"input_ids": [ord(character) % 64 for character in text]}
 
+    def convert_ids_to_tokens(self, token):
+        return self.decode([token])
+
+    def convert_tokens_to_string(self, tokens):
+        return "".join(tokens)
+
     def decode(self, ids, **options):
         return "".join(chr(64 + int(token)) for token in ids)
 
