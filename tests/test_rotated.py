@@ -119,7 +119,7 @@ def test_the_model_is_left_as_it_was_and_no_hook_stays() -> None:
     assert not any(hooks)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "mamba"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mamba"])
 def test_the_copy_has_the_same_anatomy_and_its_certificates_hold(family: str) -> None:
     model = zoo.build(family)
     own, other = account(model, use_cache=False), account(_rotated(model, dtype=None).model, use_cache=False)
