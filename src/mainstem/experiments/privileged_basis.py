@@ -23,8 +23,8 @@ from mainstem.run.windows import windows
 if TYPE_CHECKING:
     from mainstem.session import Model
 
-TOKENS, EVAL_TOKENS, SAMPLED = 20_000, 2_048, 2_048
-QUICK_TOKENS, QUICK_EVAL_TOKENS, QUICK_SAMPLED = 2_048, 512, 512
+TOKENS, EVAL_TOKENS, SAMPLED = 20_000, 1_024, 2_048
+QUICK_TOKENS, QUICK_EVAL_TOKENS, QUICK_SAMPLED = 2_048, 256, 512
 """Of the text for kurtosis, for losses, and for rotations and what is left without one dimension."""
 
 
@@ -33,7 +33,7 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
 
     Args:
         model: the model, with its tokenizer.
-        quick: kurtosis on 2,048 tokens instead of 20,000, losses on 512 instead of 2,048.
+        quick: kurtosis on 2,048 tokens instead of 20,000, losses on 256 instead of 1,024.
         report: receives a line of progress for each step.
 
     Raises:
