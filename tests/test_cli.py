@@ -618,6 +618,9 @@ def test_every_command_takes_the_formats_that_its_help_names(monkeypatch):
     for name, command in commands():
         named = {parameter.name: parameter for parameter in command.params}
         words = named["format"].metavar.split("|")
+        if name in options.DIRECTORIES:  # what it writes there is no document
+            assert named["out"].metavar == "DIR" and words == list(options.FORMATS)
+            continue
         assert set(words) - {"table"} == set(re.findall(r"\.([a-z]+)", named["out"].help)), name
         for suffix, form in options.SUFFIXES.items():
             for common in (options.Common(format=form, out=Path("x")), options.Common(out=Path(f"x{suffix}"))):
