@@ -193,7 +193,7 @@ def measured_by_size(found: Found) -> Claim:
     return Claim(
         "Some coordinates are large for all tokens: kurtosis of their root mean squares.",
         "He et al., Understanding and Minimising Outlier Features, 2024",
-        "25.6 in OPT-125m trained as usual, 1.2 with their block and SOAP",
+        "25.6 in a model of 125 M parameters trained as usual, 1.2 with their block and SOAP",
         f"{low:.0f} to {high:.0f} in the middle half of the stack",
         "1 if all coordinates are equally large",
         "measured",
