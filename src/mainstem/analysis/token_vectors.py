@@ -115,5 +115,5 @@ def product(table: Float[Tensor, "token _"], columns: Float[Tensor, "_ column"])
     return torch.cat([rows.detach().to(columns.dtype) @ columns for rows in table.split(VOCABULARY_CHUNK)])
 
 
-def _normed(readout: Readout, vectors: Float[Tensor, "vector d_model"]) -> Float[Tensor, "vector d_in"]:
+def _normed(readout: Readout, vectors: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_in"]:
     return normed(readout, vectors, torch.ones(1, dtype=torch.float64, device=vectors.device), vectors=True)

@@ -54,7 +54,8 @@ def check_writable(model: "Model", turning: Turning) -> None:
         raise RefusedError(
             "A factor for each dimension enters the stream here and cannot be folded into a matrix",
             turning.brackets[0].where,
-            "Such a model is rotated while it runs (leave out --out); no checkpoint can hold it.",
+            "no checkpoint can hold it",
+            "Leave out --out: such a model is rotated while it runs.",
         )
     if not hasattr(model.module, "save_pretrained") or not hasattr(model.module, "config"):
         raise RefusedError(
@@ -64,7 +65,7 @@ def check_writable(model: "Model", turning: Turning) -> None:
     lost = next((str(turn.place) for turn in turning.turns if str(turn.place) not in saved), None)
     if lost is not None:
         raise RefusedError(
-            "A table that the model's code computes would have to be rotated", lost, "No checkpoint can hold it."
+            "A table that the model's code computes would have to be rotated", lost, "no checkpoint can hold it"
         )
 
 
@@ -115,7 +116,7 @@ def _compared(rotated: Rotated, built: Path) -> float:
         raise RefusedError(
             f"Transformers does not load such a checkpoint by itself: {error.what}",
             type(module).__name__,
-            "Nothing was written.",
+            remedy="Nothing was written.",
         ) from error
     again.to(next(module.parameters()).device)
     ids = probe_ids(module)
@@ -126,7 +127,8 @@ def _compared(rotated: Rotated, built: Path) -> float:
         raise RefusedError(
             "The checkpoint loads as another model than the rotated copy",
             _changed(module, again) or type(module).__name__,
-            "Its configuration cannot say what the rotated copy needs; nothing was written.",
+            "its configuration cannot say what the rotated copy needs",
+            "Nothing was written.",
         )
     return apart
 

@@ -54,7 +54,7 @@ def turning_of(model: "Model") -> Turning:
     """
     narrow = next((n for n, p in model.module.named_parameters() if not p.is_floating_point() and p.dim() > 1), None)
     if narrow is not None:
-        raise RefusedError("This model is quantised already", narrow, "Rotate the model that it was made of.")
+        raise RefusedError("This model is quantised already", narrow, remedy="Rotate the model that it was made of.")
     with unedited(model.module):
         return find_turning(model.module, **base_arguments(model.module))
 

@@ -40,12 +40,12 @@ class QuantisedLayer:
     matrix: QuantisedMatrix
     divisors: Float[Tensor, " d_in"] | None
 
-    def rows(self, x: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "row d_in"]:
+    def rows(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "row d_in"]:
         """What the matrix is multiplied with."""
         rows = x.reshape(-1, x.shape[-1])
         return rows if self.divisors is None else rows / self.divisors
 
-    def __call__(self, x: Float[Tensor, "*rows d_in"]) -> Float[Tensor, "*rows d_out"]:
+    def __call__(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """The layer's result, bias included.
 
         Raises:

@@ -106,13 +106,12 @@ def _check_rotation(turning: Turning, rotation: Tensor) -> None:
         raise RefusedError(
             f"A rotation of {rotation.shape[0]} dimensions does not fit",
             f"the stream has {turning.d_model}",
-            "Make one of the stream's width.",
+            remedy="Make one of the stream's width.",
         )
     if turning.centred and not torch.allclose(rotation.sum(1), rotation.new_ones(()), rtol=0, atol=1e-9):
         raise RefusedError(
             "This model takes means over the stream, and the rotation does not keep the vector of ones",
-            None,
-            "Make one with fix_ones.",
+            remedy="Make one with fix_ones.",
         )
 
 
@@ -124,7 +123,7 @@ def _turn(turn: Turn, held: Tensor, rotation: Tensor) -> None:
             raise RefusedError(
                 f"A norm's gain is 0 at dimension {int(dead.nonzero()[0])}, where its bias is not",
                 gain.where,
-                "The bias would be divided by it; such a model cannot be rotated.",
+                "the bias would be divided by it",
             )
     scale, turned = turn.scale(), rotation.T.to(held.device)
     rows = held if held.dim() > 1 else held[None]

@@ -16,7 +16,7 @@ from mainstem.model.recorder import Call, Frame, Recording, Value
 from mainstem.model.stream import PRODUCTS
 from mainstem.model.turning import Place, Turn
 
-NOT_ROTATED = "Such a model cannot be rotated."
+NOT_ROTATED = "such a model cannot be rotated"
 
 
 def settled(turns: Sequence[Turn], plain: Sequence[Place]) -> tuple[Turn, ...]:
@@ -115,5 +115,5 @@ def check_seen(model: torch.nn.Module, recording: Recording, turns: Sequence[Tur
             raise RefusedError(
                 "No token of the recorded run used this tensor, and its like turns",
                 name,
-                "It cannot be known how it does.",
+                "how it does cannot be known",
             )

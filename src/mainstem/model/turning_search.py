@@ -310,7 +310,7 @@ class _Search:
             raise RefusedError(
                 f"The stream is used in its own basis by {first.name}, and not by a matrix alone",
                 where(first),
-                "A rotation can be undone only in matrices that read the stream; this model is not rotated.",
+                "a rotation can be undone only in matrices that read the stream",
             )
         self.open[result.id] = tuple(sources)
         self.openers[result.id] = first
