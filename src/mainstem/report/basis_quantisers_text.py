@@ -42,6 +42,7 @@ def found(section: QuantiserSection) -> str:
 
 def tables(section: QuantiserSection) -> list[ExperimentTable]:
     """All tables, in their order: runs of each text, pairs of runs, layers by what they are for."""
+    several = len({row.basis for row in section.rows}) > 1
     roles = list(dict.fromkeys(row.role for row in section.layers))
     by_quantiser: dict[str, list[LayerErrorRow]] = {}
     for row in section.layers:
@@ -49,8 +50,8 @@ def tables(section: QuantiserSection) -> list[ExperimentTable]:
     return [
         *(
             ExperimentTable(
-                f"{TITLE} on {text['name']}", RUNS_CAPTION, _RUN_HEADS,
-                [_run(row) for row in section.rows if row.text == text["name"]],
+                f"{TITLE} on {text['name']}", RUNS_CAPTION, ["quantiser", *["basis"] * several, *_RUN_HEADS],
+                [_run(row, several) for row in section.rows if row.text == text["name"]],
             )
             for text in section.texts
         ),
@@ -61,17 +62,17 @@ def tables(section: QuantiserSection) -> list[ExperimentTable]:
     ]  # fmt: skip
 
 
-_RUN_HEADS = ["quantiser", "basis", "perplexity", "change of loss", "interval", "KL", "flips"]
+_RUN_HEADS = ["perplexity", "change of loss", "interval", "KL", "flips"]
 
 
-def _run(row: QuantiserRow) -> list[str]:
+def _run(row: QuantiserRow, several: bool) -> list[str]:
     numbers = [f"{row.perplexity:,.2f}" if row.perplexity < 1e6 else scientific(row.perplexity)]
     if row.change or row.kl:
         numbers += [signed(row.change, 4), f"{signed(row.low, 4)} to {signed(row.high, 4)}"]
         numbers += [plain(row.kl, 4), f"{row.flips:.1%}"]
     else:
         numbers += [NOTHING] * 4
-    return [row.quantiser, row.basis, *numbers]
+    return [row.quantiser, *[row.basis] * several, *numbers]
 
 
 _CLOSER_HEADS = ["text", "first", "second", "difference", "interval", "closer"]
