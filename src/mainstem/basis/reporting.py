@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 TOKENS, EVAL_TOKENS = 20_000, 3_072
 ROTATION = "hadamard"
-SHOWN = (*PUBLISHED_INT8, "w4", "w4a4")
-"""The quantisers of the report: those of LLM.int8(), and 4 bits for weights alone and for both."""
+SHOWN = (*(name for name, each in PUBLISHED_INT8.items() if each.threshold is None), "llm.int8", "w4", "w4a4")
+"""The quantisers of the report: the five of LLM.int8() without decomposition and itself, and 4 bits."""
 
 REFUSALS = (AnatomyError,)
 """What leaves a section out, with a note, instead of ending the report: a structure that it cannot be had for."""
