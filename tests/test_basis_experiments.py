@@ -59,6 +59,7 @@ def test_what_zeroing_does_is_held_against_every_control():
     assert outliers.needed("features", _ablated(times=None)).finding == "reproduced"
     assert outliers.needed("features", _ablated(times=40.0)).finding == "in part"
     assert outliers.needed("features", _ablated(beats=False)).finding == "not reproduced"
+    assert outliers.needed("features", _ablated(change=0.1)).finding == "in part"
     assert outliers.needed("features", _ablated(change=0.0)).finding == "not reproduced"
 
 
@@ -66,6 +67,7 @@ def test_a_constant_must_do_nearly_all():
     assert outliers.constant(_ablated()).finding == "reproduced"
     assert outliers.constant(_ablated(mean=1.0)).finding == "in part"
     assert outliers.constant(_ablated(mean=2.9)).finding == "not reproduced"
+    assert outliers.constant(_ablated(change=-0.5, mean=-1.0)).finding == "not reproduced"
 
 
 def test_attention_must_lose_more_than_with_random_dimensions():

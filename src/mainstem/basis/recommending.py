@@ -17,6 +17,10 @@ from mainstem.results.basis_rounding import RoundingSection
 HARMLESS = 0.01
 """The largest change of the loss, nats a token, that is called harmless."""
 
+FAR = 2.0
+"""How many times the largest kurtosis after a rotation is far from it: states share their large directions, so that
+counting those that are above it at all would make a verdict of one chance."""
+
 PLAIN, MIXED = "vector-wise", "llm.int8"
 FOUR_BITS = ("w4", "w4a4")
 NARROW = ("bfloat16", "float16")
@@ -45,11 +49,12 @@ def recommend(
 def on_basis(section: KurtosisSection) -> Advice:
     """Whether the basis is special, so that what follows is worth a look."""
     states = [row for row in section.points if row.kind == "stream"]
-    above = [row for row in states if row.without_first > row.rotated_largest]
+    above = [row for row in states if row.without_first > FAR * row.rotated_largest]
     top = max(states, key=lambda row: row.without_first)
     reason = (
-        f"Kurtosis over coordinates is above every random rotation at {len(above)} of {len(states)} states of the "
-        f"stream; the largest is {top.without_first:.1f} after {top.name}, {top.rotated:.2f} rotated."
+        f"Kurtosis over coordinates is {FAR:g} times that of every random rotation or more at {len(above)} of "
+        f"{len(states)} states of the stream; the largest is {top.without_first:.1f} after {top.name}, "
+        f"{top.rotated:.2f} rotated."
     )
     if len(above) > len(states) / 2:
         return Advice("basis", "The basis is privileged: expect trouble with formats of few bits.", [reason])
@@ -105,7 +110,7 @@ def on_int8(section: QuantiserSection) -> Advice:
     pair = _pair(section, MIXED, PLAIN)
     if pair is not None and pair.closer == MIXED:
         return Advice("int8", "Prefer LLM.int8() to plain scales; neither is without harm.", [*reasons, _apart(pair)])
-    return Advice("int8", "No int8 quantiser is harmless in this basis.", reasons)
+    return Advice("int8", f"Neither {PLAIN} nor {MIXED} is harmless in this basis.", reasons)
 
 
 def on_rotation(section: QuantiserSection) -> Iterable[Advice]:
@@ -117,7 +122,7 @@ def on_rotation(section: QuantiserSection) -> Iterable[Advice]:
     turned = _row(section, basis, PLAIN)
     reasons = [_apart(pair), *([_reason(turned)] if turned is not None else [])]
     if pair.closer == pair.first:
-        text = "Rotate the stream before quantising (`mainstem basis rotate --out DIR`): plain int8 comes closer."
+        text = "Rotate the stream before quantising (`mainstem basis rotate`): plain int8 comes closer."
     elif pair.closer == pair.second:
         text = "Do not rotate the stream before quantising: plain int8 is farther off then."
     else:
@@ -127,11 +132,13 @@ def on_rotation(section: QuantiserSection) -> Iterable[Advice]:
 
 def on_four_bits(section: QuantiserSection) -> Iterable[Advice]:
     """Whether 4 bits will do, for weights alone and for both."""
-    rows = [row for name in FOUR_BITS if (row := _row(section, AS_IT_IS, name)) is not None]
+    rows = [row for row in section.rows if row.quantiser in FOUR_BITS and row.text == section.rows[0].text]
     if not rows:
         return
-    harmless = [row.quantiser for row in rows if row.high < HARMLESS]
-    text = f"4 bits do no harm: {', '.join(harmless)}." if harmless else "4 bits cost: retrain, rotate, or take 8."
+    harmless = [named(row.quantiser, row.basis) for row in rows if row.high < HARMLESS]
+    text = (
+        f"4 bits do no harm: {', '.join(harmless)}." if harmless else "4 bits by rounding to nearest do harm: take 8."
+    )
     yield Advice("4 bits", text, [_reason(row) for row in rows])
 
 

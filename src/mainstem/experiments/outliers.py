@@ -5,21 +5,24 @@ zeroing them ruins a model, and eight bits cannot hold them beside the others. H
 ablations are run on one model, with the control that the paper has (random dimensions) and some that it has not
 (dimensions of nearly the same size, random ones of which as much is subtracted, a constant in their place), and the
 paper's int8 quantisers are run in the model's own basis and in a rotated one. The control of the criterion is the same
-count in the rotated copy, which computes the same: no dimension of a rotated stream is special.
+count, on the same tokens, of the same vectors in a random basis.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from mainstem.analysis.kurtosis import random_rotation
 from mainstem.analysis.outliers import PUBLISHED as CRITERION
 from mainstem.analysis.quantizers import PUBLISHED
 from mainstem.basis.ablating import ablation_section
-from mainstem.basis.measuring import measure_stream
+from mainstem.basis.measuring import forward_of, measure_stream
 from mainstem.basis.outlier_reading import outlier_section
-from mainstem.basis.quantising import Copy, quantiser_section, rotated_copy
+from mainstem.basis.quantising import quantiser_section, rotated_copy
 from mainstem.basis.reference import reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointOutliers, watch
+from mainstem.causal.stream_statistics import PointOutliers, Rows, watch
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.outliers_claims import Found, assemble
 from mainstem.run.windows import Windows
@@ -43,7 +46,7 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
         report: receives a line of progress for each step.
 
     Raises:
-        UsageError: the model has no tokenizer.
+        PromptError: the model has no tokenizer.
         RefusedError: the model cannot be rotated, or is quantised already; names the place.
         LevelRefusedError: nothing is seen to read the stream for attention.
     """
@@ -51,18 +54,31 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     short = reference(model, "drama", QUICK_EVAL_TOKENS if quick else EVAL_TOKENS)
     outliers = outlier_section(model, measure_stream(model, on, say=report), CRITERION)
     report("a rotated copy ...")
+    report("the same vectors in a random basis ...")
+    turned = turned_features(model, on.windows)
     copy = rotated_copy(model, "random", report)
-    rotated = _features(copy, short.windows)
     found = [row.dimension for row in outliers.table("input").rows if row.qualifies]
     ablated = ablation_section(model, short, found, say=report)[0] if found else None
     varied = ablation_section(model, short, by="variance", count=VARIED, say=report)[0]
     quantised = quantiser_section(model, [short], PUBLISHED, {ROTATED: copy}, say=report)
-    return assemble(model, Found(outliers, rotated, ablated, varied, quantised))
+    return assemble(model, Found(outliers, turned, ablated, varied, quantised))
 
 
-def _features(copy: Copy, on: Windows) -> int:
-    """How many dimensions of a copy are outlier features."""
-    points = stream_points(copy.anatomy, "input")
+class _Turned:
+    """Shows vectors in another basis to what counts outliers."""
+
+    def __init__(self, counter: PointOutliers, rotation: Tensor) -> None:
+        self.counter, self.rotation = counter, rotation
+
+    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+        """One point's vectors; see `Watcher`."""
+        self.counter.see(number, x @ self.rotation.to(x), rows)
+
+
+def turned_features(model: "Model", on: Windows) -> int:
+    """How many dimensions of a random basis would be outlier features: the null of the criterion."""
+    points = stream_points(model.anatomy, "input")
     outliers = PointOutliers(points, "input", CRITERION.magnitude)
-    watch(copy.module, copy.run(), points, on, [outliers])
+    turned = _Turned(outliers, random_rotation(model.anatomy.sizes.d_model, model.seed))
+    watch(model.module, forward_of(model), points, on, [turned])
     return 0 if outliers.counts is None else sum(each.qualifies for each in outliers.counts.features(CRITERION))

@@ -182,7 +182,12 @@ def _rounding(named: dict[str, PrecisionRow]) -> str:
     full = named["float64"].loss if "float64" in named else None
     if full is None:
         return "not measured"
-    narrower = [(dtype, row.loss - full) for dtype, row in named.items() if dtype != "float64" and row.loss is not None]
+    tokens = named["float64"].tokens  # losses on other tokens are no measure of rounding
+    narrower = [
+        (dtype, row.loss - full)
+        for dtype, row in named.items()
+        if dtype != "float64" and row.loss is not None and row.tokens == tokens
+    ]
     return ", ".join(f"{dtype} {change:+.1e}" for dtype, change in narrower)
 
 
@@ -221,11 +226,11 @@ def _states(found: Found) -> ExperimentTable:
 def _losses(losses: RotationSection) -> ExperimentTable:
     return ExperimentTable(
         "The model and its rotated copy",
-        "the same tokens in both, nats a token; with casts lifted, norms are computed in the dtype of the rest",
-        ["dtype", "casts lifted", "loss", "rotated", "change", "KL", "likeliest token changed"],
+        "nats a token, the same tokens in both bases; with casts lifted, norms are computed in the dtype of the rest",
+        ["dtype", "casts lifted", "tokens", "loss", "rotated", "change", "KL", "likeliest token changed"],
         [
-            [row.dtype, "yes" if row.lifted else "no", *_numbers(row.loss, row.rotated_loss, row.change, row.kl,
-             row.flips)]
+            [row.dtype, "yes" if row.lifted else "no", row.tokens,
+             *_numbers(row.loss, row.rotated_loss, row.change, row.kl, row.flips)]
             for row in losses.precisions
         ],
     )  # fmt: skip
