@@ -110,7 +110,7 @@ def _quantisers(model: "Model", on: Reference, say: Callable[[str], None]) -> Fi
     refuse_quantised(model.module)
     copies, notes = {}, []
     try:
-        copies = {f"rotated ({ROTATION})": rotated_copy(model, ROTATION, say)}
+        copies = {"rotated": rotated_copy(model, ROTATION, say)}
     except (*REFUSALS, CertificateError) as refusal:
         notes.append(f"No quantisers in a rotated basis: {refusal}")
     section = quantiser_section(model, [on], chosen_quantisers(SHOWN), copies, say)

@@ -1,4 +1,4 @@
-"""The basis report as a page: its sections, one after the other."""
+"""The basis report as a page: what to do first, then the sections that it stands on."""
 
 from collections.abc import Callable
 
@@ -14,6 +14,7 @@ from mainstem.report.basis_rounding_page import rounding_section
 from mainstem.results.basis_report import BasisReport
 
 _SECTIONS: dict[str, Callable] = {
+    "recommendation": recommendation_section,
     "kurtosis": kurtosis_section,
     "outliers": outliers_section,
     "emergence": emergence_section,
@@ -21,17 +22,17 @@ _SECTIONS: dict[str, Callable] = {
     "quantisers": quantisers_section,
     "rotations": rotations_section,
     "rounding": rounding_section,
-    "recommendation": recommendation_section,
 }
 
 
 def basis_report_page(report: BasisReport) -> str:
     """The page of a basis report."""
+    made = report.sections()
     body = [
         p.model_line(report.command, report.model, report.provenance),
         "<h1>The basis of the stream</h1>",
         f"<p>Measured on {p.esc(text_line(report.text))}.</p>",
-        *(_SECTIONS[name](section) for name, section in report.sections().items()),
+        *(render(made[name]) for name, render in _SECTIONS.items() if name in made),
         p.notices(report.warnings, report.notes),
     ]
     return p.page(f"The basis of {report.model['name']}", body, report.provenance, report.as_dict())
