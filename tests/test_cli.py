@@ -19,6 +19,7 @@ import time
 import typing
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -506,13 +507,21 @@ def test_version():
             assert process.communicate()[0] == f"mainstem {mainstem.__version__}\n" and process.returncode == 0
 
 
+def wait_until_idle(pid: int) -> None:
+    """Returns when a process has used no processor time for half a second, after some."""
+    spent, watched = -1.0, psutil.Process(pid)
+    while (now := sum(watched.cpu_times()[:2])) != spent or not now:
+        spent = now
+        time.sleep(0.5)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted():
     def minded() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it, and so do its children
 
     with in_a_process("explain", "-", stdin=subprocess.PIPE, preexec_fn=minded) as process:
-        time.sleep(2)  # it begins, or reads the prompt, and there is none
+        wait_until_idle(process.pid)  # it reads the prompt, and there is none
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     # Python ends by the signal itself where it hits while a dataclass is made; a shell shows 130 for both.

@@ -15,7 +15,7 @@ from mainstem.analysis.erasers import cosines, eigenvalue_sign
 from mainstem.analysis.factored import Factored
 from mainstem.analysis.false_discovery import q_values
 from mainstem.analysis.subspace import expected_overlap, overlap, span
-from mainstem.errors import ChoiceError, LevelRefusedError, MainstemError, UnitError, UsageError
+from mainstem.errors import ChoiceError, MainstemError, UnitError, UsageError
 from mainstem.report import as_html, as_json, as_text
 from mainstem.report.parquet import as_parquet
 from mainstem.session import Model
@@ -256,7 +256,7 @@ def test_a_side_of_zero_norm_is_refused() -> None:
     with torch.no_grad():
         module.blocks[0].mlp.down.weight[:, 2] = 0
     model = mainstem.open(module)
-    with pytest.raises(LevelRefusedError, match="zero"):
+    with pytest.raises(UsageError, match="zero"):
         model.compare_subspaces("L0N2.write", "L0H0.key")
     assert model.erasers(IDS).facts["roles"][0]["undefined"] == 1
 
