@@ -61,6 +61,25 @@ def test_mean_kurtosis_in_float32_agrees_to_a_millionth_also_with_an_outlier():
     assert float(token_kurtosis(one_hot)[0]) == pytest.approx(64 - 2 + 1 / 63, rel=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-16, 1e-11, 1e9, 1e16])
+def test_kurtosis_in_float32_holds_over_the_range_that_is_stated(scale):
+    x = gaussian(50, 576)
+    x[:, 7] += 300.0
+    x = (x * (scale / x.std(1, keepdim=True))).float()
+    assert_close(token_kurtosis(x), naive_kurtosis(x.double()), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.0, 0.1, -7.0, 3e4])
+def test_coordinates_that_are_all_equal_have_no_kurtosis_and_two_halves_have_one(value, dtype):
+    equal = torch.full((3, 576), value, dtype=dtype)
+    assert token_kurtosis(equal).isnan().all()
+    equal[1, ::2] += 1
+    equal[1, 1::2] -= 1
+    assert token_kurtosis(equal).isnan().tolist() == [True, bool((equal[1] == equal[1, 0]).all()), True]
+    assert float(token_kurtosis(torch.tensor([[1.0, -1.0, 1.0, -1.0]]))) == 1
+
+
 @pytest.mark.parametrize("d_model", [16, 64, 576])
 def test_gaussian_data_have_the_finite_size_expectation(d_model):
     kurtosis = token_kurtosis(gaussian(4000, d_model, seed=d_model))
