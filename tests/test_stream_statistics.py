@@ -17,7 +17,7 @@ from mainstem.analysis.peaks import MassiveCriterion, Peaks
 from mainstem.basis.measuring import Watched, forward_of, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.reference import Reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointMoments, watch
+from mainstem.causal.stream_statistics import PointMoments, RotatedKurtosis, Rows, ThinnedKurtosis, watch
 from mainstem.errors import NotFiniteError
 from mainstem.lab.texts import Text
 from mainstem.run.windows import windows
@@ -134,6 +134,24 @@ def test_a_vector_without_differences_has_no_kurtosis_and_spoils_none():
     x[1] = 0
     assert Moments.of(x).kurtosis == pytest.approx(float(naive_kurtosis(x[[0, 2]]).mean()))
     assert math.isnan(Moments.of(x[1:2]).kurtosis)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("made", [lambda point: ThinnedKurtosis([2]), lambda point: RotatedKurtosis([point], 24, 4, 0)])
+def test_vectors_without_differences_are_left_out_of_nulls_too(made, dtype):
+    point = stream_points(mainstem.open(ALL["in_place"]()).anatomy, "stream")[0]
+    x = gaussian(6, D_MODEL).to(dtype)
+    x[3] = 0
+
+    def seen(x):
+        watcher, index = made(point), torch.arange(len(x))
+        watcher.see(0, x, Rows((1, len(x)), index, 1, index, index))
+        return watcher
+
+    whole, without = seen(x), seen(x[[0, 1, 2, 4, 5]])
+    assert int(whole.tokens[0]) == int(without.tokens[0]) == 4
+    assert_close(whole.kurtosis(), without.kurtosis())
+    assert whole.kurtosis().isfinite().all() and seen(x[[0, 3]]).kurtosis().isnan().all()
 
 
 # --- in a run ---------------------------------------------------------------------------------------------
