@@ -90,6 +90,19 @@ def test_what_replaces_a_product_computes_it(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("quantiser", ["smoothquant", "w4a4-smoothquant", "llm.int8", "w4"])
+def test_a_model_in_half_precision_stays_in_it(quantiser: str, dtype: torch.dtype) -> None:
+    module = zoo.build("llama", dtype=dtype)
+    layers = linear_layers(module, discover(module, use_cache=False), zoo.prompt(8, seed=2))
+    own = prepared(layers, {quantiser: QUANTISERS[quantiser]}, input_maxima(module, layers, IDS))[quantiser]
+    x = torch.ones(2, layers[0].weight.shape[1], dtype=dtype)
+    assert own[0].rows(x).dtype == own[0](x).dtype == dtype
+    with quantised(module, own):
+        got = logits(module, IDS)
+    assert got.dtype == dtype and got.isfinite().all() and not torch.equal(got, logits(module, IDS))
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_weights_alone_are_those_of_a_model_that_has_them(name: str) -> None:
     module, _, layers = made(name)
@@ -103,6 +116,12 @@ def test_weights_alone_are_those_of_a_model_that_has_them(name: str) -> None:
     with quantised(module, made_of):
         torch.testing.assert_close(logits(module, IDS), logits(other, IDS), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(logits(other, IDS), logits(module, IDS), rtol=1e-3)
+
+
+def test_layers_of_one_sublayer_with_one_role_have_names_of_their_own() -> None:
+    _, _, layers = made("qwen3_5_text")
+    names = [layer.name for layer in layers]
+    assert {"L0.mixer input", "L0.mixer input.2"} <= set(names) and len(set(names)) == len(names)
 
 
 # --- nothing stays behind -----------------------------------------------------------------------------------

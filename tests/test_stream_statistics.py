@@ -17,7 +17,7 @@ from mainstem.analysis.peaks import MassiveCriterion, Peaks
 from mainstem.basis.measuring import Watched, forward_of, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.reference import Reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointMoments, watch
+from mainstem.causal.stream_statistics import PointMoments, RotatedKurtosis, Rows, ThinnedKurtosis, watch
 from mainstem.errors import NotFiniteError
 from mainstem.lab.texts import Text
 from mainstem.run.windows import windows
@@ -59,6 +59,25 @@ def test_mean_kurtosis_in_float32_agrees_to_a_millionth_also_with_an_outlier():
     one_hot = torch.eye(64)[:3]
     assert_close(token_kurtosis(one_hot), naive_kurtosis(one_hot.double()), rtol=1e-6, atol=0)
     assert float(token_kurtosis(one_hot)[0]) == pytest.approx(64 - 2 + 1 / 63, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-16, 1e-11, 1e9, 1e16])
+def test_kurtosis_in_float32_holds_over_the_range_that_is_stated(scale):
+    x = gaussian(50, 576)
+    x[:, 7] += 300.0
+    x = (x * (scale / x.std(1, keepdim=True))).float()
+    assert_close(token_kurtosis(x), naive_kurtosis(x.double()), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.0, 0.1, -7.0, 3e4])
+def test_coordinates_that_are_all_equal_have_no_kurtosis_and_two_halves_have_one(value, dtype):
+    equal = torch.full((3, 576), value, dtype=dtype)
+    assert token_kurtosis(equal).isnan().all()
+    equal[1, ::2] += 1
+    equal[1, 1::2] -= 1
+    assert token_kurtosis(equal).isnan().tolist() == [True, bool((equal[1] == equal[1, 0]).all()), True]
+    assert float(token_kurtosis(torch.tensor([[1.0, -1.0, 1.0, -1.0]]))) == 1
 
 
 @pytest.mark.parametrize("d_model", [16, 64, 576])
@@ -115,6 +134,24 @@ def test_a_vector_without_differences_has_no_kurtosis_and_spoils_none():
     x[1] = 0
     assert Moments.of(x).kurtosis == pytest.approx(float(naive_kurtosis(x[[0, 2]]).mean()))
     assert math.isnan(Moments.of(x[1:2]).kurtosis)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("made", [lambda point: ThinnedKurtosis([2]), lambda point: RotatedKurtosis([point], 24, 4, 0)])
+def test_vectors_without_differences_are_left_out_of_nulls_too(made, dtype):
+    point = stream_points(mainstem.open(ALL["in_place"]()).anatomy, "stream")[0]
+    x = gaussian(6, D_MODEL).to(dtype)
+    x[3] = 0
+
+    def seen(x):
+        watcher, index = made(point), torch.arange(len(x))
+        watcher.see(0, x, Rows((1, len(x)), index, 1, index, index))
+        return watcher
+
+    whole, without = seen(x), seen(x[[0, 1, 2, 4, 5]])
+    assert int(whole.tokens[0]) == int(without.tokens[0]) == 4
+    assert_close(whole.kurtosis(), without.kurtosis())
+    assert whole.kurtosis().isfinite().all() and seen(x[[0, 3]]).kurtosis().isnan().all()
 
 
 # --- in a run ---------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ def token_kurtosis(
 ) -> Float[Tensor, " token"]:
     """Each token's kurtosis over its coordinates; NaN where all coordinates are equal.
 
-    Elementwise in the dtype of `x`, at least float32, where a token's number is good to 3e-6 and a mean over tokens to
-    1e-6; |x| has to stay below 1e9 there.
+    Elementwise in the dtype of `x`, at least float32, where a token's number is good to 1e-5 up to 4,096 coordinates of
+    which the largest is 300 times the rest. A token's root mean square about its mean has to be between 1e-16 and 1e16
+    there, and a mean more than 30 times as large costs digits, because it is rounded.
 
     Args:
         x: vectors.
@@ -31,9 +32,13 @@ def token_kurtosis(
     ones = torch.ones(d_model, dtype=wide.dtype, device=x.device)
     squares = torch.sub(wide, (wide @ ones / d_model)[:, None], out=scratch)
     squares.square_()
-    second = (squares @ ones).double() / d_model
-    fourth = torch.linalg.vector_norm(squares, dim=1).double().square() / d_model
-    return fourth / second.square()
+    second = squares @ ones / d_model
+    inverse = second.reciprocal()  # fourth powers of the vector itself leave the range of float32 much sooner
+    fourth = torch.linalg.vector_norm(squares.mul_(inverse[:, None]), dim=1).double().square() / d_model
+    kurtosis = fourth / (second.double() * inverse.double()).square()
+    least = (kurtosis < 1 + 1e-3).nonzero()[:, 0]  # what a rounded mean leaves of equal coordinates has a kurtosis of 1
+    kurtosis[least] = kurtosis[least].masked_fill((x[least] == x[least, :1]).all(1), torch.nan)
+    return kurtosis
 
 
 def neuron_kurtosis(rms: Float[Tensor, " d_model"]) -> float:

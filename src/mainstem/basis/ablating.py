@@ -171,8 +171,17 @@ def _measured(
     outliers = PointOutliers(points, "input", Criterion.magnitude)
     said = _progress(say, "measuring", on.n_tokens)
     watch(model.module, forward_of(model), points, on, [whole, outliers], report=said)
-    attention = whole.only([points.index(each.point) for each in inputs["attention"]])
+    attention = whole.only([_number_of(each, inputs["everywhere"]) for each in inputs["attention"]])
     return {"everywhere": whole, "attention": attention}, outliers
+
+
+def _number_of(part: ReadInput, inputs: Sequence[ReadInput]) -> int:
+    """Which of the inputs a part of them is: the one that its matrices are among."""
+    return next(
+        number
+        for number, each in enumerate(inputs)
+        if each.point.name == part.point.name and set(part.sites) <= set(each.sites)
+    )
 
 
 def _progress(say: Say, what: str, total: int) -> Callable[[int], None]:

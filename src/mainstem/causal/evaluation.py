@@ -1,8 +1,8 @@
 """How well a model predicts a text, and how far changed runs of it are from the plain one, token by token.
 
 Several runs (the model as it is, quantised, rotated, with dimensions taken out) are made of the same windows, batch by
-batch, so that what the first one says of each token need not be kept for the whole text: the largest thing held is one
-batch's logits of two runs. All numbers are in nats and float64, one for each counted token, so that runs are compared
+batch, so that what the first one says of each token need not be kept for the whole text: the largest things held are one
+batch's logits of one run and, in float64, its log-probabilities of the first. All numbers are in nats and float64, one for each counted token, so that runs are compared
 in pairs (`mainstem.analysis.statistics.difference`).
 """
 
@@ -86,9 +86,9 @@ def evaluate(
         tokens, first = ids[:, 1:][counted], None
         for name, run in runs.items():
             logits = run(ids)[:, :-1][counted]
-            if not bool(torch.isfinite(logits).all()):
+            if not all(bool(extreme.isfinite()) for extreme in logits.aminmax()):
                 raise NotFiniteError("The logits are not finite", name)
-            first = logits if first is None else first
+            first = _First.of(logits) if first is None else first
             collected[name].append(_compared(logits, first, tokens.to(logits.device)))
         done += len(tokens)
         report(done)
@@ -100,16 +100,35 @@ def evaluate(
 _Rows = tuple[Float[Tensor, " token"], Float[Tensor, " token"], Bool[Tensor, " token"], Float[Tensor, " token"]]
 
 
-def _compared(
-    logits: Float[Tensor, "token d_vocab"], first: Float[Tensor, "token d_vocab"], tokens: Int[Tensor, " token"]
-) -> _Rows:
+@dataclass(frozen=True, eq=False)
+class _First:
+    """What the first run says of some tokens: its logits, and its log-probabilities in float64."""
+
+    logits: Float[Tensor, "token d_vocab"]
+    logs: Float[Tensor, "token d_vocab"]
+    top: Int[Tensor, " token"]
+
+    @classmethod
+    def of(cls, logits: Float[Tensor, "token d_vocab"]) -> "_First":
+        logs = torch.empty_like(logits, dtype=torch.float64)
+        for rows, made in zip(logits.split(CHUNK), logs.split(CHUNK), strict=True):
+            made.copy_(rows.double().log_softmax(-1))
+        return cls(logits, logs, logits.argmax(-1))
+
+
+def _compared(logits: Float[Tensor, "token d_vocab"], first: _First, tokens: Int[Tensor, " token"]) -> _Rows:
     """Loss, divergence, flips and top-1 mass of some tokens; a few at a time, in float64."""
     nats, kl, top = [], [], []
-    for rows in torch.arange(len(tokens)).split(CHUNK):
-        mine = logits[rows].double().log_softmax(-1)
-        nats.append(-mine.gather(-1, tokens[rows, None])[:, 0])
+    for rows, logs, own in zip(logits.split(CHUNK), first.logs.split(CHUNK), tokens.split(CHUNK), strict=True):
+        other = logs.to(logits.device)
+        mine = other if logits is first.logits else rows.double().log_softmax(-1)
+        nats.append(-mine.gather(-1, own[:, None])[:, 0])
         top.append(mine.amax(-1).exp())
-        other = mine if first is logits else first[rows].to(mine.device).double().log_softmax(-1)
-        kl.append((other.exp() * (other - mine)).sum(-1))
-    flips = logits.argmax(-1) != first.to(logits.device).argmax(-1)
+        kl.append(torch.zeros_like(top[-1]) if mine is other else _divergence(other, mine))
+    flips = logits.argmax(-1) != first.top.to(logits.device)
     return torch.cat(nats).cpu(), torch.cat(kl).cpu(), flips.cpu(), torch.cat(top).cpu()
+
+
+def _divergence(first: Float[Tensor, "token d_vocab"], other: Float[Tensor, "token d_vocab"]) -> Float[Tensor, " token"]:
+    """KL of log-probabilities; overwrites the second, because fresh memory costs more than what is computed in it."""
+    return torch.linalg.vecdot(first.exp(), other.neg_().add_(first))

@@ -10,6 +10,7 @@ in its place. What cannot be had is refused with its place: sums over routed exp
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class LinearLayer:
     """One product of a matrix with activations.
 
     Attributes:
-        name: its sublayer and what it is for, such as "L5.mlp up".
+        name: its sublayer and what it is for, such as "L5.mlp up"; the second of that kind is "L5.mlp up.2".
         path: the module that computes it.
         site: where the product receives its input.
         weight: the model's own matrix.
@@ -83,15 +84,20 @@ def linear_layers(module: torch.nn.Module, anatomy: Anatomy, ids: Int[Tensor, "b
 def _named(anatomy: Anatomy) -> dict[Site, LinearLayer]:
     """The layers that the anatomy names, by their sites; biases are not known yet."""
     found: dict[Site, LinearLayer] = {}
+    taken: Counter[str] = Counter()
+
+    def add(name: str, site: Site, weight: Tensor, node: int | None) -> None:
+        taken[name] += 1
+        again = f".{taken[name]}" if taken[name] > 1 else ""
+        found[site] = LinearLayer(name + again, site.path, site, weight, None, node)
+
     for read in anatomy.reads:
         if not any(role in LEFT_ALONE for role in read.roles):
-            name = f"{read.unit} {'+'.join(read.roles)}"
-            site = read.input_site
-            found[site] = LinearLayer(name, site.path, site, read.weight, None, read.node)
+            add(f"{read.unit} {'+'.join(read.roles)}", read.input_site, read.weight, read.node)
     for write in anatomy.writes:
         site, carried = write.input_site, write.projection
         if site is not None and carried is not None and site not in found:
-            found[site] = LinearLayer(f"{write.unit} out", site.path, site, carried.factors[0], None, None)
+            add(f"{write.unit} out", site, carried.factors[0], None)
     return found
 
 

@@ -41,12 +41,12 @@ class QuantisedLayer:
     divisors: Float[Tensor, " d_in"] | None
 
     def rows(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "row d_in"]:
-        """What the matrix is multiplied with."""
+        """What the matrix is multiplied with, in the dtype of `x`."""
         rows = x.reshape(-1, x.shape[-1])
-        return rows if self.divisors is None else rows / self.divisors
+        return rows if self.divisors is None else (rows / self.divisors).to(x.dtype)
 
     def __call__(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """The layer's result, bias included.
+        """The layer's result, bias included, in the dtype of `x`.
 
         Raises:
             NotFiniteError: it overflows, or its input has; names the layer.

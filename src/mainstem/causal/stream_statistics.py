@@ -223,19 +223,25 @@ class RotatedKurtosis:
     def __init__(self, points: Sequence[StreamPoint], d_model: int, draws: int, seed: int) -> None:
         self.points, self.d_model, self.draws = list(points), d_model, draws
         self.rotations = torch.cat([random_rotation(d_model, seed + draw) for draw in range(draws)], 1)
+        self.cast: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self.sums = torch.zeros(len(points), draws, dtype=torch.float64)
-        self.tokens = torch.zeros(len(points), dtype=torch.float64)
+        self.tokens = torch.zeros(len(points), dtype=torch.int64)
 
     def see(self, number: int, x: Tensor, rows: Rows) -> None:
-        """Adds one batch's; see `Watcher`. The first positions of windows are left out."""
+        """Adds one batch's; see `Watcher`. The first positions of windows are left out, and tokens that are all zero."""
         x = x[rows.firsts :]
         kept = x if x.dtype == torch.float64 else x.float()
-        turned = (kept @ self.rotations.to(kept)).reshape(-1, self.d_model)
-        self.sums[number] += token_kurtosis(turned).reshape(len(kept), self.draws).sum(0).cpu()
-        self.tokens[number] += len(kept)
+        key = kept.dtype, kept.device
+        if key not in self.cast:
+            self.cast[key] = self.rotations.to(kept)
+        turned = (kept @ self.cast[key]).reshape(-1, self.d_model)
+        kurtosis = token_kurtosis(turned).reshape(len(kept), self.draws)
+        varied = ~kurtosis.isnan().any(1)
+        self.sums[number] += kurtosis[varied].sum(0).cpu()
+        self.tokens[number] += int(varied.sum())
 
     def kurtosis(self) -> Float[Tensor, "point draw"]:
-        """Each point's mean kurtosis after each rotation."""
+        """Each point's mean kurtosis after each rotation; NaN where no token has one."""
         return self.sums / self.tokens[:, None]
 
 
@@ -246,15 +252,16 @@ class ThinnedKurtosis:
         """Nothing seen yet; `dimensions` names the one that each point is without."""
         self.dimensions = list(dimensions)
         self.sums = torch.zeros(len(self.dimensions), dtype=torch.float64)
-        self.tokens = torch.zeros(len(self.dimensions), dtype=torch.float64)
+        self.tokens = torch.zeros(len(self.dimensions), dtype=torch.int64)
 
     def see(self, number: int, x: Tensor, rows: Rows) -> None:
-        """Adds one batch's; see `Watcher`."""
+        """Adds one batch's; see `Watcher`. Tokens whose other dimensions are all equal are left out."""
         left = self.dimensions[number]
         x = x[rows.firsts :]
-        self.sums[number] += token_kurtosis(torch.cat([x[:, :left], x[:, left + 1 :]], 1)).sum().cpu()
-        self.tokens[number] += len(x)
+        kurtosis = token_kurtosis(torch.cat([x[:, :left], x[:, left + 1 :]], 1))
+        self.sums[number] += kurtosis.nansum().cpu()
+        self.tokens[number] += int((~kurtosis.isnan()).sum())
 
     def kurtosis(self) -> Float[Tensor, " point"]:
-        """Each point's mean kurtosis."""
+        """Each point's mean kurtosis; NaN where no token has one."""
         return self.sums / self.tokens
