@@ -35,8 +35,7 @@ from mainstem.model.turning import Turning
 from mainstem.model.turning_search import find_turning
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.basis_rotations import KurtosisRow, RotationSection
-from mainstem.run.inputs import base_arguments, context_length
-from mainstem.run.windows import LENGTH
+from mainstem.run.inputs import base_arguments
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -174,7 +173,7 @@ def read_rotation(
     """
     _check_words(kind, objective)
     place = None if out is None else check_place(Path(out))
-    on = reference(model, text, tokens, window or min(LENGTH, tokens, context_length(model.module) or tokens))
+    on = reference(model, text, tokens, window)
     say("Looking for what turns with the stream")
     turning = model.basis.turning
     if place is not None:
