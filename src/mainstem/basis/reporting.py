@@ -63,7 +63,7 @@ def report_basis(
     """
     on = reference(model, text, tokens, window)
     kept = KeptSections(state, identity(model, on, eval_tokens=eval_tokens))
-    short = reference(model, on.text, min(eval_tokens, on.windows.n_tokens), window)
+    short = on.first(eval_tokens)
     warnings: list[dict[str, Any]] = []
     notes: list[str] = []
 
