@@ -90,7 +90,7 @@ def ablate_dimensions(
         text: what `mainstem.lab.texts.open_text` takes, or a text.
         tokens: how many tokens of it perplexities are computed on.
         control_tokens: how many of them for controls and for patterns.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         draws: draws of each control.
         top: how many heads and tokens are shown.
         say: is told what is going on.

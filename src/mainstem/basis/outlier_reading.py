@@ -50,7 +50,7 @@ def read_outliers(
         others: functions that open further models, one at a time, to compare with.
         tokens: how many tokens are measured.
         eval_tokens: how many tokens perplexities are computed on.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         criterion: the thresholds.
         say: is told what is going on.
 

@@ -5,7 +5,6 @@ model runs to what its float32 norms leave, and in half precision each rounds in
 said with the state of the stream after which it does.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from mainstem.basis.reference import Reference
 from mainstem.causal.evaluation import evaluate
-from mainstem.causal.rotated import Rotated, plain_run
+from mainstem.causal.rotated import Rotated, in_dtype, plain_run
 from mainstem.causal.stream_points import StreamPoint, stream_points, tap_at
 from mainstem.errors import NotFiniteError
 from mainstem.model.hooks import tapped
@@ -45,8 +44,9 @@ def precision_rows(model: "Model", plain: nn.Module, wide: Rotated, on: Referenc
     points = stream_points(model.anatomy, "stream")
     rows = [_precision(plain, wide, on, points, say, lifted) for lifted in (True, False)]
     for dtype in DTYPES:
+        narrow = in_dtype(model.module, dtype, model.module)
         shorter = on if dtype.itemsize > 2 else on.first(HALF_TOKENS)
-        rows.append(_precision(copy.deepcopy(model.module).to(dtype), wide.to(dtype), shorter, points, say))
+        rows.append(_precision(narrow, wide.to(dtype, model.module), shorter, points, say))
     return rows
 
 
