@@ -170,9 +170,17 @@ def test_models_are_compared_by_size():
     assert one.n_layers == 2 < two.n_layers and one.parameters < two.parameters
     assert (one.features, two.features) == (0, 1) and two.values > one.values
     assert all(row.perplexity > 1 and math.isfinite(row.perplexity) for row in (one, two))
-    assert two.kurtosis > one.kurtosis
+    assert two.kurtosis > one.kurtosis and made.text["eval_tokens"] == 48
     for shown in (as_text(made), as_html(made), as_json(made)):
         assert "perplexity" in shown and "per 2,048 tokens" in shown or "values" in shown
+
+
+@pytest.mark.parametrize("eval_tokens, predicted", [(10, 10), (500, 120)])
+def test_perplexities_are_of_as_many_tokens_as_is_said(eval_tokens, predicted):
+    said: list[str] = []
+    options = {"text": TEXT, "tokens": 120, "eval_tokens": eval_tokens, "window": 24}
+    made = planted().basis.outliers(others=[planted], say=said.append, **options)
+    assert made.text["eval_tokens"] == predicted and f"Predicting {predicted} tokens" in said
 
 
 def test_the_report_is_the_composition_of_its_sections(report):

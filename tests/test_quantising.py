@@ -144,7 +144,15 @@ def test_a_model_that_is_quantised_already_is_refused(tiny: Model) -> None:
 
 def test_edits_that_hold_outside_do_not_reach_the_runs(tiny: Model) -> None:
     options = {"texts": [text(0)], "tokens": 32, "window": WINDOW}
-    plain = quantise(tiny, ["absmax"], **options)
+    plain = tiny.basis.quantisers(["absmax"], **options)
     with tiny.edited(mainstem.Edit.zero("L0.mlp")):
-        within = quantise(tiny, ["absmax"], **options)
+        within = tiny.basis.quantisers(["absmax"], **options)
     assert within.quantisers == plain.quantisers
+
+
+def test_a_rotation_is_learned_on_another_text_than_it_is_judged_on(tiny: Model, monkeypatch) -> None:
+    read: list[str] = []
+    own = Text.ids
+    monkeypatch.setattr(Text, "ids", lambda self, *given: read.append(self.name) or own(self, *given))
+    rows = quantise(tiny, ["absmax"], texts=[text(0)], tokens=32, rotation="learned").quantisers.rows
+    assert read == ["words", "reference"] and {row.basis for row in rows} == {AS_IT_IS, "rotated"}

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import mainstem
 from mainstem.basis.rotated_checkpoint import write_checkpoint
 from mainstem.basis.rotating import stream_sample
+from mainstem.causal.rotated import in_dtype
 from mainstem.cli.app import app
 from mainstem.errors import ChoiceError, MainstemError, RefusedError, TextError, UsageError
 from mainstem.lab.texts import Text
@@ -29,12 +30,20 @@ WINDOW = 24
 class Numbers(Text):
     """Random token ids that every tiny model knows."""
 
+    count, seed = 48, 2
+
     def ids(self, model, most=None):
-        generator = torch.Generator().manual_seed(2)
-        return torch.randint(5, 190, (48,), generator=generator).tolist()[:most]
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(5, 190, (self.count,), generator=generator).tolist()[:most]
 
 
-TEXT = Numbers("numbers", "a seed", "")
+class Others(Numbers):
+    """As many as are learned on."""
+
+    count, seed = 256, 3
+
+
+TEXT, LEARN_ON = Numbers("numbers", "a seed", ""), Others("others", "a seed", "")
 
 
 def opened(family: str, **overrides) -> Model:
@@ -42,7 +51,7 @@ def opened(family: str, **overrides) -> Model:
 
 
 def rotate(model: Model, kind: str = "hadamard", **options):
-    return model.basis.rotate(kind, text=TEXT, window=WINDOW, **options)
+    return model.basis.rotate(kind, text=TEXT, window=WINDOW, learn_on=LEARN_ON, **options)
 
 
 def loads(path: Path) -> nn.Module:
@@ -127,6 +136,45 @@ def test_a_model_that_is_not_of_transformers_is_rotated_but_not_written(tmp_path
     torch.testing.assert_close(made.logits(ids), model.module(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
     with pytest.raises(RefusedError, match="Transformers' own classes"):
         rotate(model, out=tmp_path / "made")
+
+
+def _kept_in_float32(module: nn.Module) -> nn.Module:
+    """The model in bfloat16 as Transformers loads one: the frequencies of its positions stay in float32."""
+    return in_dtype(module, torch.bfloat16, module)
+
+
+def test_a_bfloat16_model_keeps_its_float32_buffers_and_comes_back_equal(tmp_path):
+    model = mainstem.open(_kept_in_float32(zoo.build("llama")))
+    dtypes = {name: buffer.dtype for name, buffer in model.module.named_buffers()}
+    assert set(dtypes.values()) == {torch.float32}
+    for made in (model.basis.rotated(), model.basis.rotated(dtype=torch.float16)):
+        assert {name: buffer.dtype for name, buffer in made.model.named_buffers()} == dtypes
+        for name, buffer in model.module.named_buffers():
+            assert torch.equal(made.model.get_buffer(name), buffer)
+    section = rotate(model, out=tmp_path / "made").rotations
+    assert section.checkpoint.logits == 0.0
+    assert all(row.failure is None for row in section.precisions)
+
+
+def test_a_parameter_that_a_mixed_model_keeps_in_float32_is_float32_in_the_copy():
+    module = _kept_in_float32(zoo.build("llama"))
+    module.lm_head.weight.data = module.lm_head.weight.data.float()
+    module.lm_head.register_forward_pre_hook(lambda head, inputs: (inputs[0].float(),))
+    made = mainstem.open(module).basis.rotated()
+    kinds = {name: parameter.dtype for name, parameter in made.model.named_parameters()}
+    assert kinds == {name: parameter.dtype for name, parameter in module.named_parameters()}
+    assert kinds["lm_head.weight"] == torch.float32
+
+
+def test_a_copy_made_under_an_edit_has_no_hooks_and_is_the_unedited_models():
+    model, ids = opened("llama"), zoo.prompt()
+    expected = zoo.logits(model.module, ids)
+    with model.edited(mainstem.Edit.zero("L0.mlp")):
+        assert not torch.allclose(zoo.logits(model.module, ids), expected, atol=1e-3)
+        made = model.basis.rotated("random")
+    held = [hooks for part in made.model.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+    assert not any(held) and not any(part.__dict__.get("forward") for part in made.model.modules())
+    torch.testing.assert_close(zoo.logits(made.model, ids), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_half_written_stays_when_the_disk_is_full(tmp_path, llama, monkeypatch):

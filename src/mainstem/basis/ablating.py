@@ -50,7 +50,7 @@ from mainstem.lab.texts import Text
 from mainstem.results.basis_ablations import AblationSection
 from mainstem.results.basis_report import BasisReport
 from mainstem.run.inputs import base_arguments
-from mainstem.run.windows import Windows, windows
+from mainstem.run.windows import Windows
 from mainstem.units import Unit
 from mainstem.whole_numbers import whole_number
 
@@ -90,7 +90,7 @@ def ablate_dimensions(
         text: what `mainstem.lab.texts.open_text` takes, or a text.
         tokens: how many tokens of it perplexities are computed on.
         control_tokens: how many of them for controls and for patterns.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         draws: draws of each control.
         top: how many heads and tokens are shown.
         say: is told what is going on.
@@ -140,7 +140,7 @@ def ablation_section(
     inputs: dict[Where, list[ReadInput]] = {where: read_inputs(model.anatomy, where) for where in WHERES}
     moments, outliers = _measured(model, inputs, on.windows, say)
     chosen = chosen_dimensions(by, count, moments["attention"], outliers, given)
-    short = windows(on.ids[:control_tokens], min(on.windows.length, control_tokens, len(on.ids)))
+    short = on.first(control_tokens).windows
     work = _Work(model, inputs, moments, torch.tensor(chosen.dimensions), draws, say)
     whole, controls = work.whole(on.windows), work.controls(short)
     patterns, heads, refused = work.patterns(short)

@@ -10,6 +10,7 @@ from mainstem.basis.quantising import quantise
 from mainstem.basis.reporting import report_basis
 from mainstem.basis.rotating import read_rotation, rotate, turning_of
 from mainstem.basis.rounding_reading import read_rounding
+from mainstem.causal.edited import unedited
 from mainstem.causal.rotated import Rotated
 from mainstem.model.turning import Turning
 from mainstem.results.basis_report import BasisReport
@@ -19,30 +20,35 @@ if TYPE_CHECKING:
 
 
 class Basis:
-    """The basis laboratory of one model; the model is never changed."""
+    """The basis laboratory of one model; the model is never changed, and edits that hold outside reach no answer."""
 
     def __init__(self, model: "Model") -> None:
         self.model = model
 
     def report(self, **options: Any) -> BasisReport:
         """The whole report; see `mainstem.basis.reporting.report_basis` for the options."""
-        return report_basis(self.model, **options)
+        with unedited(self.model.module):
+            return report_basis(self.model, **options)
 
     def outliers(self, **options: Any) -> BasisReport:
         """Outlier features, in several models too; see `mainstem.basis.outlier_reading.read_outliers`."""
-        return read_outliers(self.model, **options)
+        with unedited(self.model.module):
+            return read_outliers(self.model, **options)
 
     def ablations(self, dimensions: Sequence[int] | None = None, **options: Any) -> BasisReport:
         """What dimensions do; see `mainstem.basis.ablating.ablate_dimensions` for the options."""
-        return ablate_dimensions(self.model, dimensions, **options)
+        with unedited(self.model.module):
+            return ablate_dimensions(self.model, dimensions, **options)
 
     def quantisers(self, quantisers: Sequence[str] = (), **options: Any) -> BasisReport:
         """What quantisers do to products and predictions; see `mainstem.basis.quantising.quantise` for the options."""
-        return quantise(self.model, quantisers, **options)
+        with unedited(self.model.module):
+            return quantise(self.model, quantisers, **options)
 
     def rounding(self, **options: Any) -> BasisReport:
         """How much of each write rounding takes; see `mainstem.basis.rounding_reading.read_rounding`."""
-        return read_rounding(self.model, **options)
+        with unedited(self.model.module):
+            return read_rounding(self.model, **options)
 
     @cached_property
     def turning(self) -> Turning:
@@ -51,12 +57,15 @@ class Basis:
         Raises:
             ParallelStreamsError, RefusedError: the model cannot be rotated; names the place.
         """
-        return turning_of(self.model)
+        with unedited(self.model.module):
+            return turning_of(self.model)
 
     def rotated(self, kind: str = "hadamard", **options: Any) -> Rotated:
         """A rotated copy, checked in float64; see `mainstem.basis.rotating.rotate` for the options."""
-        return rotate(self.model, kind, **options)
+        with unedited(self.model.module):
+            return rotate(self.model, kind, **options)
 
     def rotate(self, kind: str = "hadamard", **options: Any) -> BasisReport:
         """A rotated copy beside the model, or written as a checkpoint; see `mainstem.basis.rotating.read_rotation`."""
-        return read_rotation(self.model, kind, **options)
+        with unedited(self.model.module):
+            return read_rotation(self.model, kind, **options)

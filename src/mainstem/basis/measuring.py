@@ -23,7 +23,6 @@ from mainstem.causal.stream_statistics import (
 )
 from mainstem.results.basis_kurtosis import KurtosisSection, PointRow
 from mainstem.run.inputs import base_arguments
-from mainstem.run.windows import windows
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -116,13 +115,12 @@ def rotate_stream(
         model: the model.
         on: the text.
         rotations: how many; at least ten, because one rotation may be far off where all tokens share a direction.
-        tokens: how many tokens of the text are rotated; whole windows, one at least.
+        tokens: how many tokens of the text are rotated.
         say: is told how far it is.
     """
-    length, d_model = on.windows.length, model.anatomy.sizes.d_model
-    short = windows(on.ids[: max(tokens // length, 1) * length], length)
+    short = on.first(tokens).windows
     points = stream_points(model.anatomy, "stream", "input")
-    rotated = RotatedKurtosis(points, d_model, rotations, model.seed)
+    rotated = RotatedKurtosis(points, model.anatomy.sizes.d_model, rotations, model.seed)
     watch(
         model.module,
         forward_of(model),

@@ -50,7 +50,7 @@ def read_outliers(
         others: functions that open further models, one at a time, to compare with.
         tokens: how many tokens are measured.
         eval_tokens: how many tokens perplexities are computed on.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         criterion: the thresholds.
         say: is told what is going on.
 
@@ -62,18 +62,19 @@ def read_outliers(
     on = reference(model, text, tokens, window)
     watched = measure_stream(model, on, criterion.magnitude, say=say)
     section = outlier_section(model, watched, criterion)
-    rows = [_scale_row(model, on, watched, section, eval_tokens, say)] if others else []
+    short = on.first(eval_tokens)
+    rows = [_scale_row(model, short, watched, section, say)] if others else []
     for opening in others:
         other = opening()
         seen = reference(other, on.text, tokens, window)
         measured = measure_stream(other, seen, criterion.magnitude, say=say)
         made = outlier_section(other, measured, criterion)
-        rows.append(_scale_row(other, seen, measured, made, eval_tokens, say))
+        rows.append(_scale_row(other, seen.first(eval_tokens), measured, made, say))
     return BasisReport(
         provenance=model.provenance(),
         warnings=[],
         model=model.summary,
-        text=on.summary() | {"eval_tokens": min(eval_tokens, on.windows.n_tokens)},
+        text=on.summary() | {"eval_tokens": short.windows.n_tokens},
         outliers=section,
         emergence=EmergenceSection(sorted(rows, key=lambda row: row.parameters)) if others else None,
         command="basis outliers",
@@ -172,10 +173,9 @@ def _scale_row(
     on: Reference,
     watched: Watched,
     section: OutlierSection,
-    eval_tokens: int,
     say: Callable[[str], None],
 ) -> ScaleRow:
-    say(f"Predicting {eval_tokens:,} tokens")
+    say(f"Predicting {on.windows.n_tokens:,} tokens")
     table, sizes = section.table("input"), model.anatomy.sizes
     kurtosis = [
         watched.moments.whole(number).kurtosis for number, point in enumerate(watched.points) if point.kind == "stream"
@@ -185,7 +185,7 @@ def _scale_row(
         parameters=sum(parameter.numel() for parameter in model.module.parameters()),
         n_layers=sizes.n_layers,
         d_model=sizes.d_model,
-        perplexity=perplexity(model, on, eval_tokens),
+        perplexity=perplexity(model, on),
         features=table.features,
         one_sided=table.one_sided,
         layers_affected=table.layers_affected,

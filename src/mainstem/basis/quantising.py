@@ -13,7 +13,6 @@ Cost: for each quantiser and basis about a run of the texts, and a byte for each
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from mainstem.analysis.statistics import difference, interval
 from mainstem.analysis.warnings import Warning
 from mainstem.basis.reference import Reference, reference
 from mainstem.basis.rotating import rotate
-from mainstem.causal.edited import unedited
 from mainstem.causal.evaluation import Evaluation, Run, evaluate
 from mainstem.causal.linear_layers import LinearLayer, linear_layers, refuse_quantised, unquantised
 from mainstem.causal.quantised import Prepared, input_maxima, layer_errors, prepared, quantised_run
@@ -98,7 +96,7 @@ def quantise(
         quantisers: names out of `mainstem.analysis.quantizers.QUANTISERS`; all of them by default.
         texts: each what `mainstem.lab.texts.open_text` takes, or a text.
         tokens: how many tokens of each.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         thresholds: of LLM.int8(), each a quantiser of its own beside those named.
         rotation: also quantise a copy whose stream is rotated so (see `mainstem.basis.rotating.choose_rotation`).
         say: is told what is going on.
@@ -180,7 +178,7 @@ def quantiser_section(
     device = next(model.module.parameters()).device
     ids = on[0].windows.ids[:1, :LAYER_TOKENS].to(device)
     calibration = torch.tensor([model.encode(reference_text())[: on[0].windows.length]], device=device)
-    itself = Copy(model.module, model.anatomy, partial(unedited, model.module))
+    itself = Copy(model.module, model.anatomy)
     bases = {AS_IT_IS: itself, **(copies or {})}
     runs: dict[tuple[str, str], Run] = {}
     errors: list[LayerErrorRow] = []

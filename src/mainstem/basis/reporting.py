@@ -52,7 +52,7 @@ def report_basis(
         text: what `mainstem.lab.texts.open_text` takes, or a text.
         tokens: how many tokens of it the statistics are made of.
         eval_tokens: how many of them perplexities are computed on.
-        window: tokens of a window; 512 by default, or the model's context where that is shorter.
+        window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
         state: a file that keeps finished sections; an interrupted report goes on from it.
         say: is told what is going on.
 
@@ -63,7 +63,7 @@ def report_basis(
     """
     on = reference(model, text, tokens, window)
     kept = KeptSections(state, identity(model, on, eval_tokens=eval_tokens))
-    short = reference(model, on.text, min(eval_tokens, on.windows.n_tokens), window)
+    short = on.first(eval_tokens)
     warnings: list[dict[str, Any]] = []
     notes: list[str] = []
 

@@ -110,8 +110,11 @@ def _compared(rotated: Rotated, built: Path) -> float:
     """How far the logits of what is loaded are from the copy's, relative to the largest."""
     module = rotated.model
     dtype = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    options: dict[str, Any] = {"dtype": dtype}
+    if kernels := getattr(module.config, "_attn_implementation", None):
+        options["attn_implementation"] = kernels  # which round otherwise than others
     try:
-        again: Any = read_directory(built, lambda message: None, dtype=dtype)
+        again: Any = read_directory(built, lambda message: None, **options)
     except LoadError as error:
         raise RefusedError(
             f"Transformers does not load such a checkpoint by itself: {error.what}",

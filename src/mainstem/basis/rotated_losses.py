@@ -5,10 +5,8 @@ model runs to what its float32 norms leave, and in half precision each rounds in
 said with the state of the stream after which it does.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +14,12 @@ from torch import Tensor, nn
 
 from mainstem.basis.reference import Reference
 from mainstem.causal.evaluation import evaluate
-from mainstem.causal.rotated import Rotated, plain_run
+from mainstem.causal.rotated import Rotated, in_dtype, plain_run
 from mainstem.causal.stream_points import StreamPoint, stream_points, tap_at
 from mainstem.errors import NotFiniteError
 from mainstem.model.hooks import tapped
 from mainstem.model.widened import widened
 from mainstem.results.basis_rotations import PrecisionRow
-from mainstem.run.windows import windows
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -47,15 +44,10 @@ def precision_rows(model: "Model", plain: nn.Module, wide: Rotated, on: Referenc
     points = stream_points(model.anatomy, "stream")
     rows = [_precision(plain, wide, on, points, say, lifted) for lifted in (True, False)]
     for dtype in DTYPES:
-        shorter = on if dtype.itemsize > 2 else _first(on, HALF_TOKENS)
-        rows.append(_precision(copy.deepcopy(model.module).to(dtype), wide.to(dtype), shorter, points, say))
+        narrow = in_dtype(model.module, dtype, model.module)
+        shorter = on if dtype.itemsize > 2 else on.first(HALF_TOKENS)
+        rows.append(_precision(narrow, wide.to(dtype, model.module), shorter, points, say))
     return rows
-
-
-def _first(on: Reference, tokens: int) -> Reference:
-    """The beginning of a text as one window."""
-    length = min(tokens, on.windows.length)
-    return replace(on, windows=windows(on.ids[:length], length))
 
 
 class _Apart:

@@ -9,7 +9,6 @@ Cost: two copies of the model at a time, one of them in float64.
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +21,13 @@ from mainstem.analysis.rotations import KINDS, OBJECTIVES, learned, orthogonalit
 from mainstem.basis.reference import Reference, reference
 from mainstem.basis.rotated_checkpoint import check_place, check_writable, write_checkpoint
 from mainstem.basis.rotated_losses import precision_rows
-from mainstem.causal.edited import unedited
+from mainstem.causal.linear_layers import refuse_quantised
+from mainstem.causal.reference import reference_text
 from mainstem.causal.rotated import Rotated, check, plain_run
 from mainstem.causal.rotated import rotated as rotated_copy
 from mainstem.causal.stream_points import stream_points, tap_at
 from mainstem.causal.stream_statistics import PointMoments, watch
-from mainstem.errors import ChoiceError, RefusedError
+from mainstem.errors import ChoiceError
 from mainstem.lab.texts import Text
 from mainstem.model.discovery import probe_ids
 from mainstem.model.hooks import tapped
@@ -35,8 +35,7 @@ from mainstem.model.turning import Turning
 from mainstem.model.turning_search import find_turning
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.basis_rotations import KurtosisRow, RotationSection
-from mainstem.run.inputs import base_arguments, context_length
-from mainstem.run.windows import LENGTH
+from mainstem.run.inputs import base_arguments
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -52,11 +51,8 @@ def turning_of(model: "Model") -> Turning:
     Raises:
         ParallelStreamsError, RefusedError: the model cannot be rotated; names the place.
     """
-    narrow = next((n for n, p in model.module.named_parameters() if not p.is_floating_point() and p.dim() > 1), None)
-    if narrow is not None:
-        raise RefusedError("This model is quantised already", narrow, remedy="Rotate the model that it was made of.")
-    with unedited(model.module):
-        return find_turning(model.module, **base_arguments(model.module))
+    refuse_quantised(model.module)
+    return find_turning(model.module, **base_arguments(model.module))
 
 
 def choose_rotation(
@@ -64,7 +60,7 @@ def choose_rotation(
     kind: str = "hadamard",
     seed: int | None = None,
     objective: str = "kurtosis",
-    on: Reference | None = None,
+    learn_on: Text | str | Path | None = None,
     say: Say = lambda text: None,
 ) -> Float[Tensor, "d_model d_model"]:
     """R for a model; with R 1 = 1 where it takes means over its stream.
@@ -74,11 +70,13 @@ def choose_rotation(
         kind: `random`, `hadamard`, or `learned` from a Hadamard one.
         seed: the model's by default.
         objective: what a learned one minimises: `kurtosis` or `rounding`.
-        on: the text whose stream a learned one is learned on.
+        learn_on: the text whose stream a learned one is learned on; by default the one that comes with Mainstem for
+            calibration, which is none of those that a rotation is judged on.
         say: is told what is going on.
 
     Raises:
         ChoiceError: an unknown kind or objective.
+        TextError: the text that one is learned on cannot be had.
     """
     _check_words(kind, objective)
     turning = model.basis.turning
@@ -86,7 +84,8 @@ def choose_rotation(
     if kind != "learned":
         return rotation(kind, turning.d_model, seed, turning.centred)
     start = rotation("hadamard", turning.d_model, seed, turning.centred)
-    sample = stream_sample(model, on or reference(model, tokens=SAMPLE_TOKENS), seed)
+    text = Text("reference", "a text that comes with Mainstem", reference_text()) if learn_on is None else learn_on
+    sample = stream_sample(model, reference(model, text, SAMPLE_TOKENS), seed)
     return learned(
         sample,
         start,
@@ -110,7 +109,7 @@ def stream_sample(model: "Model", on: Reference, seed: int = 0, rows: int = SAMP
     kept: list[Tensor] = []
     points = stream_points(model.anatomy, "stream")
     taps = [tap_at(p, lambda x: kept.append(x[0, 1:].double().cpu()), lambda: (1, ids.shape[1])) for p in points]
-    with unedited(model.module), tapped(model.module, taps):
+    with tapped(model.module, taps):
         model.module(input_ids=ids, **base_arguments(model.module))
     everything = torch.cat(kept)
     return everything[torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed))[:rows]]
@@ -122,7 +121,7 @@ def rotate(model: "Model", kind: str = "hadamard", dtype: torch.dtype | None = N
     Args:
         model: the model; it is not changed.
         kind: `random`, `hadamard` or `learned`.
-        dtype: of the copy; the model's own by default.
+        dtype: of the copy's parameters; by default each tensor keeps the model's own.
         options: those of `choose_rotation`.
 
     Raises:
@@ -131,10 +130,10 @@ def rotate(model: "Model", kind: str = "hadamard", dtype: torch.dtype | None = N
         CertificateError: the copy does not compute the same.
     """
     turned = choose_rotation(model, kind, **options)  # type: ignore[arg-type]
-    wide = rotated_copy(model.module, model.basis.turning, turned, torch.float64)
+    turning = model.basis.turning
+    wide = rotated_copy(model.module, turning, turned, torch.float64)
     _certified(model, copy.deepcopy(model.module).double(), wide)
-    own = dtype or model.anatomy.dtype
-    return replace(wide, model=wide.model.to(own))
+    return rotated_copy(model.module, turning, turned) if dtype is None else wide.to(dtype, model.module)
 
 
 def _certified(model: "Model", plain: nn.Module, wide: Rotated) -> float:
@@ -150,6 +149,7 @@ def read_rotation(
     text: Text | str | Path = "drama",
     tokens: int = TOKENS,
     window: int | None = None,
+    learn_on: Text | str | Path | None = None,
     say: Say = lambda text: None,
 ) -> BasisReport:
     """Rotates a copy of a model, compares the two, and writes the copy as a checkpoint if that is asked for.
@@ -163,6 +163,7 @@ def read_rotation(
         text: what `mainstem.lab.texts.open_text` takes, or a text.
         tokens: how many tokens of it are evaluated; in half precision 128 at most.
         window: tokens of a window; 512 by default, or `tokens` or the model's context where that is shorter.
+        learn_on: the text that a learned rotation is learned on, and not judged on; see `choose_rotation`.
         say: is told what is going on.
 
     Raises:
@@ -174,19 +175,19 @@ def read_rotation(
     """
     _check_words(kind, objective)
     place = None if out is None else check_place(Path(out))
-    on = reference(model, text, tokens, window or min(LENGTH, tokens, context_length(model.module) or tokens))
+    on = reference(model, text, tokens, window)
     say("Looking for what turns with the stream")
     turning = model.basis.turning
     if place is not None:
         check_writable(model, turning)
-    turned = choose_rotation(model, kind, seed, objective, on, say)
+    turned = choose_rotation(model, kind, seed, objective, learn_on, say)
     say("Rotating a copy in float64")
     wide = rotated_copy(model.module, turning, turned, torch.float64)
     plain = copy.deepcopy(model.module).double()
     certificate = _certified(model, plain, wide)
     rows = precision_rows(model, plain, wide, on, say)
-    del plain
-    own = replace(wide, model=wide.model.to(model.anatomy.dtype))
+    del plain, wide
+    own = rotated_copy(model.module, turning, turned)
     say("Measuring kurtosis")
     points = kurtosis_rows(model, own, on)
     if place is not None:
@@ -200,7 +201,7 @@ def read_rotation(
         keeps_ones=turning.centred,
         turned=len(turning.turns),
         folded=len(turning.gains),
-        untied=[str(place) for place in wide.untied],
+        untied=[str(place) for place in own.untied],
         at_run_time=[bracket.where for bracket in turning.brackets],
         certificate={"logits": certificate},
         expectation=random_expectation(turning.d_model),
@@ -234,8 +235,7 @@ def kurtosis_rows(model: "Model", other: Rotated, on: Reference) -> list[Kurtosi
     """Kurtosis of every state of the stream and of what every sublayer reads, before and after."""
     points = stream_points(model.anatomy, "stream", "input")
     before, after = PointMoments(points), PointMoments(points)
-    with unedited(model.module):
-        watch(model.module, plain_run(model.module), points, on.windows, [before])
+    watch(model.module, plain_run(model.module), points, on.windows, [before])
     with other.running():
         watch(other.model, plain_run(other.model), points, on.windows, [after])
     return [
