@@ -31,6 +31,7 @@ from mainstem.basis.measuring import forward_of
 from mainstem.basis.reference import Reference, reference
 from mainstem.causal.changes import Change
 from mainstem.causal.evaluation import Evaluation, evaluate
+from mainstem.causal.rotated import plain_run
 from mainstem.causal.stream_statistics import PointMoments, PointOutliers, watch
 from mainstem.causal.top_attention import top_attention
 from mainstem.causal.zeroed_dimensions import (
@@ -243,7 +244,7 @@ class _Work:
 
     def _evaluated(self, what: str, changes: Mapping[str, Sequence[Change]], on: Windows) -> dict[str, Evaluation]:
         module = self.model.module
-        runs = {"nowhere none": changed_run(module, (), **self.forward)}
+        runs = {"nowhere none": plain_run(module)}
         runs |= {name: changed_run(module, made, **self.forward) for name, made in changes.items()}
         return evaluate(runs, on, report=_progress(self.say, what, on.n_tokens))
 

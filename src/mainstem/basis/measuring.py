@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxtyping import Int
 from torch import Tensor
 
 from mainstem.analysis.kurtosis import random_expectation
@@ -11,6 +10,7 @@ from mainstem.analysis.moments import Moments
 from mainstem.analysis.outliers import Criterion
 from mainstem.analysis.peaks import MassiveCriterion
 from mainstem.basis.reference import Reference
+from mainstem.causal.rotated import plain_run
 from mainstem.causal.stream_points import StreamPoint, stream_points
 from mainstem.causal.stream_statistics import (
     Forward,
@@ -22,7 +22,6 @@ from mainstem.causal.stream_statistics import (
     watch,
 )
 from mainstem.results.basis_kurtosis import KurtosisSection, PointRow
-from mainstem.run.inputs import base_arguments
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -63,13 +62,7 @@ class Watched:
 
 def forward_of(model: "Model") -> Forward:
     """A forward pass of windows of tokens."""
-    device = next(model.module.parameters()).device
-    arguments = base_arguments(model.module)
-
-    def forward(ids: Int[Tensor, "batch pos"]) -> object:
-        return model.module(input_ids=ids.to(device), **arguments)
-
-    return forward
+    return plain_run(model.module)
 
 
 def measure_stream(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.basis.reference import Reference
 from mainstem.causal.evaluation import evaluate
-from mainstem.model.outputs import logits_of
+from mainstem.causal.rotated import plain_run
 
 if TYPE_CHECKING:
     from mainstem.session import Model
@@ -12,7 +12,4 @@ if TYPE_CHECKING:
 
 def perplexity(model: "Model", on: Reference) -> float:
     """exp of the mean loss on the text."""
-    from mainstem.basis.measuring import forward_of
-
-    forward = forward_of(model)
-    return evaluate({"model": lambda ids: logits_of(forward(ids))}, on.windows)["model"].perplexity
+    return evaluate({"model": plain_run(model.module)}, on.windows)["model"].perplexity

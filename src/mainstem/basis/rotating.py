@@ -4,7 +4,7 @@ What becomes of the model's numbers under a rotation is known (nothing), so the 
 in float64 with the model's casts lifted; only then are losses compared in float32, bfloat16 and float16, where
 rounding differs from basis to basis, and kurtosis before and after.
 
-Cost: two copies of the model at a time, one of them in float64.
+Cost: four copies of the model at a time, two of them in float64.
 """
 
 import copy
