@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import mainstem
 from mainstem.basis.rotated_checkpoint import write_checkpoint
 from mainstem.basis.rotating import stream_sample
-from mainstem.causal.rotated import in_dtype
 from mainstem.cli.app import app
 from mainstem.errors import ChoiceError, MainstemError, RefusedError, TextError, UsageError
 from mainstem.lab.texts import Text
@@ -140,7 +139,9 @@ def test_a_model_that_is_not_of_transformers_is_rotated_but_not_written(tmp_path
 
 def _kept_in_float32(module: nn.Module) -> nn.Module:
     """The model in bfloat16 as Transformers loads one: the frequencies of its positions stay in float32."""
-    return in_dtype(module, torch.bfloat16, module)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return module
 
 
 def test_a_bfloat16_model_keeps_its_float32_buffers_and_comes_back_equal(tmp_path):
@@ -154,6 +155,11 @@ def test_a_bfloat16_model_keeps_its_float32_buffers_and_comes_back_equal(tmp_pat
     section = rotate(model, out=tmp_path / "made").rotations
     assert section.checkpoint.logits == 0.0
     assert all(row.failure is None for row in section.precisions)
+
+
+def test_a_computed_table_that_is_added_to_the_stream_follows_its_precision():
+    rows = rotate(opened("musicgen")).rotations.precisions
+    assert [row.failure for row in rows if row.dtype in ("float32", "bfloat16")] == [None, None]
 
 
 def test_a_parameter_that_a_mixed_model_keeps_in_float32_is_float32_in_the_copy():

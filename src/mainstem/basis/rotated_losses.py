@@ -44,7 +44,7 @@ def precision_rows(model: "Model", plain: nn.Module, wide: Rotated, on: Referenc
     points = stream_points(model.anatomy, "stream")
     rows = [_precision(plain, wide, on, points, say, lifted) for lifted in (True, False)]
     for dtype in DTYPES:
-        narrow = in_dtype(model.module, dtype, model.module)
+        narrow = in_dtype(model.module, dtype, model.module, wide.turning)
         shorter = on if dtype.itemsize > 2 else on.first(HALF_TOKENS)
         rows.append(_precision(narrow, wide.to(dtype, model.module), shorter, points, say))
     return rows

@@ -55,7 +55,7 @@ class Rotated:
 
     def to(self, dtype: torch.dtype, like: nn.Module) -> "Rotated":
         """The same with parameters of another dtype and buffers of the dtypes that they have in `like`; a copy."""
-        return replace(self, model=in_dtype(self.model, dtype, like))
+        return replace(self, model=in_dtype(self.model, dtype, like, self.turning))
 
     @torch.no_grad()
     def logits(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -64,18 +64,20 @@ class Rotated:
             return logits_of(self.model(input_ids=ids, **base_arguments(self.model)))
 
 
-def in_dtype(module: nn.Module, dtype: torch.dtype, like: nn.Module) -> nn.Module:
+def in_dtype(module: nn.Module, dtype: torch.dtype, like: nn.Module, turning: Turning) -> nn.Module:
     """A copy whose floating parameters are of a dtype, and whose buffers are of those that they have in `like`.
 
     `Module.to` would cast buffers too, such as the float32 frequencies that a bfloat16 model turns its positions with.
+    Buffers that turn with the stream, such as a computed table of positions, are added to it and follow the parameters.
     """
+    written = {str(turn.place) for turn in turning.turns}
     made, own = copy.deepcopy(module), dict(like.named_buffers(remove_duplicate=False))
     for parameter in made.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     for name, buffer in made.named_buffers(remove_duplicate=False):
         if buffer.is_floating_point() and name in own:
-            buffer.data = buffer.data.to(own[name].dtype)
+            buffer.data = buffer.data.to(dtype if name in written else own[name].dtype)
     return made
 
 
