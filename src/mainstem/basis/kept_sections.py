@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeGuard, get_args, get_type_hints
 
 from mainstem.basis.reference import Reference
 from mainstem.errors import UsageError
@@ -96,7 +96,7 @@ class KeptSections:
             raise UsageError(what, str(path), "Name a file that can be written.") from error
 
 
-def _is_state(found: Any) -> bool:
+def _is_state(found: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a document is what `KeptSections` writes."""
     if not isinstance(found, dict) or found.get("kind") != _KIND:
         return False
