@@ -229,12 +229,25 @@ def test_the_state_of_another_report_is_refused(tmp_path):
     ):
         with pytest.raises(UsageError, match=f"another report: its {named} differ"):
             KeptSections(state, wrong)
-    for content in (b"something else", b"\xff", b"[1]"):
+    kind = b'{"kind": "mainstem basis report"'
+    hollow = (b"}", b', "of": {}}', b', "of": 1, "sections": {}}', b', "of": {}, "sections": {"emergence": 1}}')
+    for content in (b"something else", b"\xff", b"[1]", *(kind + rest for rest in hollow)):
         state.write_bytes(content)
         with pytest.raises(UsageError, match="not the state of a basis report"):
             KeptSections(state, identity(model, on, eval_tokens=48))
     with pytest.raises(UsageError, match="cannot be kept"):
         KeptSections(tmp_path / "nowhere" / "state.json", {})
+
+
+def test_a_model_with_weights_that_are_no_numbers_knows_its_own_state(tmp_path):
+    module = build("llama")
+    model = mainstem.open(module, tokenizer=Characters())
+    on = reference(model, TEXT, 120, 24)
+    with torch.no_grad():
+        module.model.layers[0].mlp.down_proj.weight[0, 0] = torch.nan
+    kept = KeptSections(tmp_path / "state.json", identity(model, on))
+    kept.get("emergence", lambda: Finished(EmergenceSection([])))
+    assert KeptSections(tmp_path / "state.json", identity(model, on)).done
 
 
 @pytest.mark.parametrize("wrong", [Criterion(magnitude=0.0), Criterion(layers=25.0), Criterion(positions=-0.1)])

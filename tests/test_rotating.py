@@ -13,6 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import mainstem
+from mainstem.basis import rotated_losses
 from mainstem.basis.rotated_checkpoint import write_checkpoint
 from mainstem.basis.rotating import stream_sample
 from mainstem.cli.app import app
@@ -223,6 +224,20 @@ def test_float16_that_overflows_is_named_with_its_layer():
     half = next(row for row in rows if row.dtype == "float16")
     assert half.loss is None and "the model, L1.mlp" in half.failure
     assert all(row.failure is None for row in rows if row is not half)
+
+
+def test_only_a_missing_kernel_makes_a_failure_of_a_precision(llama, monkeypatch):
+    def raising(message):
+        def evaluate(runs, on):
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(rotated_losses, "evaluate", evaluate)
+        return rotate(llama).rotations.precisions
+
+    missing = "addmm not implemented for Half"
+    assert {row.failure for row in raising(missing)} == {missing}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        raising("out of memory")
 
 
 @pytest.mark.parametrize("family, match", [("qwen4_exp_text", "parallel residual streams"), ("zamba", "concatenate")])

@@ -85,6 +85,15 @@ def datasets(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", module)
 
 
+@pytest.mark.parametrize(
+    "name", ["typo.txt", "texts/typo.MD", "typo.txt:train", "./clear", "../clear", "/clear", "~/x"]
+)
+def test_a_file_that_is_not_there_is_not_asked_of_the_hub(datasets, monkeypatch, name):
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *args, **options: pytest.fail("asked"))
+    with pytest.raises(TextError, match="no such text"):
+        open_text(name)
+
+
 def test_datasets(datasets, tmp_path):
     assert open_text("clear:train").text == "one two\n\nthree"
     assert open_text("of/several:test:body").text == "one two"

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import handmade
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import mainstem
 from mainstem.analysis.top_mass import pattern_measures
+from mainstem.basis.ablating import WHERES, _measured
 from mainstem.causal.changes import Pass, change_taps
 from mainstem.causal.evaluation import evaluate
 from mainstem.causal.head_changes import received
@@ -251,6 +253,19 @@ def test_a_planted_dimension_matters_and_random_ones_do_not(encoded):
     assert set(verdicts) == {(w, c) for w in ("attention", "everywhere") for c in ("random", "nearest", "same_norm")}
     other = taken_out(model, PLANTED + 1).ablations
     assert other.patterns[1].moved < rows["zero"].moved / 4
+
+
+def test_attentions_inputs_are_measured_also_where_another_matrix_comes_first(encoded):
+    """As where the first matrix that reads for attention is a gate of its output: here the query's is called that."""
+    model = opened()
+    reads = [replace(r, roles=("output_gate",)) if r.roles == ("query",) else r for r in model.anatomy.reads]
+    model.anatomy = replace(model.anatomy, reads=tuple(reads))
+    inputs = {where: read_inputs(model.anatomy, where) for where in WHERES}
+    assert inputs["attention"][0].point not in [each.point for each in inputs["everywhere"]]
+    found, _ = _measured(model, inputs, windows(ids(72).tolist(), LENGTH), lambda text: None)
+    for number in range(handmade.LAYERS):
+        assert found["attention"].points[number].name == f"L{number}.attn.input"
+        assert torch.equal(found["attention"].whole(number).mean, found["everywhere"].whole(2 * number).mean)
 
 
 def test_outliers_are_found_by_the_criterion_or_the_most_varied_are_taken(encoded):

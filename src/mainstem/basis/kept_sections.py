@@ -8,9 +8,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeGuard, get_args, get_type_hints
 
 from mainstem.basis.reference import Reference
 from mainstem.errors import UsageError
@@ -78,7 +78,7 @@ class KeptSections:
             found = json.loads(text)
         except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict) or found.get("kind") != _KIND:
+        if not _is_state(found):
             raise UsageError("This is not the state of a basis report", str(path), _REMEDY)
         other = [name for name, value in self.identity.items() if found["of"].get(name) != value]
         if other:
@@ -96,10 +96,23 @@ class KeptSections:
             raise UsageError(what, str(path), "Name a file that can be written.") from error
 
 
+def _is_state(found: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a document is what `KeptSections` writes."""
+    if not isinstance(found, dict) or found.get("kind") != _KIND:
+        return False
+    of, sections = found.get("of"), found.get("sections")
+    return isinstance(of, dict) and isinstance(sections, dict) and all(map(_is_finished, sections.values()))
+
+
+def _is_finished(section: Any) -> bool:
+    return isinstance(section, dict) and section.keys() == {each.name for each in fields(Finished)}
+
+
 def identity(model: "Model", on: Reference, **options: Any) -> dict[str, Any]:
     """What a report is of: versions, the model with a sample of its weights, the text's tokens, the options."""
     made = asdict(model.provenance())
     del made["date"]
     ids = hashlib.sha256(json.dumps(on.ids).encode()).hexdigest()
-    weights = [float(weight.detach().flatten()[::_EVERY].double().sum()) for weight in model.module.parameters()]
+    # repr, because a sum that is NaN is not equal to itself
+    weights = [repr(float(each.detach().flatten()[::_EVERY].double().sum())) for each in model.module.parameters()]
     return {**made, "weights": weights, "text": on.summary(), "tokens": ids, **options}

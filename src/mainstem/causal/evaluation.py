@@ -1,9 +1,9 @@
 """How well a model predicts a text, and how far changed runs of it are from the plain one, token by token.
 
 Several runs (the model as it is, quantised, rotated, with dimensions taken out) are made of the same windows, batch by
-batch, so that what the first one says of each token need not be kept for the whole text: the largest things held are one
-batch's logits of one run and, in float64, its log-probabilities of the first. All numbers are in nats and float64, one for each counted token, so that runs are compared
-in pairs (`mainstem.analysis.statistics.difference`).
+batch, so that what the first one says of each token need not be kept for the whole text: the largest things held are
+one batch's logits of two runs and, in float64, the first one's log-probabilities. All numbers are in nats and float64,
+one for each counted token, so that runs are compared in pairs (`mainstem.analysis.statistics.difference`).
 """
 
 import math
@@ -129,6 +129,8 @@ def _compared(logits: Float[Tensor, "token d_vocab"], first: _First, tokens: Int
     return torch.cat(nats).cpu(), torch.cat(kl).cpu(), flips.cpu(), torch.cat(top).cpu()
 
 
-def _divergence(first: Float[Tensor, "token d_vocab"], other: Float[Tensor, "token d_vocab"]) -> Float[Tensor, " token"]:
+def _divergence(
+    first: Float[Tensor, "token d_vocab"], other: Float[Tensor, "token d_vocab"]
+) -> Float[Tensor, " token"]:
     """KL of log-probabilities; overwrites the second, because fresh memory costs more than what is computed in it."""
     return torch.linalg.vecdot(first.exp(), other.neg_().add_(first))

@@ -228,7 +228,7 @@ class RotatedKurtosis:
         self.tokens = torch.zeros(len(points), dtype=torch.int64)
 
     def see(self, number: int, x: Tensor, rows: Rows) -> None:
-        """Adds one batch's; see `Watcher`. The first positions of windows are left out, and tokens that are all zero."""
+        """Adds one batch's; see `Watcher`. First positions of windows and tokens that are all zero are left out."""
         x = x[rows.firsts :]
         kept = x if x.dtype == torch.float64 else x.float()
         key = kept.dtype, kept.device

@@ -109,7 +109,7 @@ def _dataset(source: str) -> Text:
         raise TextError("There is no such text", source, _REMEDY)
     name, split, column = match["name"], match["split"], match["column"]
     path = Path(name).expanduser()
-    if name[0] in "/~." and not path.exists():
+    if (name[0] in "/~." or path.suffix.lower() in SUFFIXES) and not path.exists():
         raise TextError("There is no such text", source, _REMEDY)
     try:
         datasets = import_module("datasets")

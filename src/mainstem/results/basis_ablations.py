@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mainstem.results.reading import numbers
+
 
 @dataclass(frozen=True)
 class DimensionRow:
@@ -170,14 +172,8 @@ class AblationSection:
     def cells(self) -> Iterator[tuple[str, str, float]]:
         """(place, quantity, value) of every number of its tables."""
         for run in self.runs:
-            yield from _numbers(f"{run.where} {run.what}, {run.tokens} tokens", run)
+            yield from numbers(f"{run.where} {run.what}, {run.tokens} tokens", run)
         for pattern in self.patterns:
-            yield from _numbers(f"attention softmax {pattern.what}", pattern)
+            yield from numbers(f"attention softmax {pattern.what}", pattern)
         for row in (*self.layers, *self.heads):
-            yield from _numbers(row.layer if isinstance(row, LayerRow) else row.head, row)
-
-
-def _numbers(place: str, row: Any) -> Iterator[tuple[str, str, float]]:
-    for quantity, value in asdict(row).items():
-        if isinstance(value, float):
-            yield place, quantity, value
+            yield from numbers(row.layer if isinstance(row, LayerRow) else row.head, row)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mainstem.results.reading import numbers
+
 
 @dataclass(frozen=True)
 class PointRow:
@@ -61,6 +63,4 @@ class KurtosisSection:
     def cells(self) -> Iterator[tuple[str, str, float]]:
         """(place, quantity, value) of every number of the table."""
         for row in self.points:
-            for quantity, value in asdict(row).items():
-                if isinstance(value, float):
-                    yield row.name, quantity, value
+            yield from numbers(row.name, row)

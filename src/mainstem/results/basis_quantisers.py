@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mainstem.results.reading import numbers
+
 FULL = "full precision"
 
 
@@ -115,11 +117,11 @@ class QuantiserSection:
     def cells(self) -> Iterator[tuple[str, str, float]]:
         """(place, quantity, value) of every number of its tables."""
         for row in self.rows:
-            yield from _numbers(f"{named(row.quantiser, row.basis)} on {row.text}", row)
+            yield from numbers(f"{named(row.quantiser, row.basis)} on {row.text}", row)
         for pair in self.closer:
-            yield from _numbers(f"{pair.first} against {pair.second} on {pair.text}", pair)
+            yield from numbers(f"{pair.first} against {pair.second} on {pair.text}", pair)
         for layer in self.layers:
-            yield from _numbers(f"{layer.layer} under {named(layer.quantiser, layer.basis)}", layer)
+            yield from numbers(f"{layer.layer} under {named(layer.quantiser, layer.basis)}", layer)
 
 
 AS_IT_IS = "as it is"
@@ -128,9 +130,3 @@ AS_IT_IS = "as it is"
 def named(quantiser: str, basis: str) -> str:
     """A quantiser with the basis in which it was used."""
     return quantiser if basis == AS_IT_IS else f"{quantiser}, {basis}"
-
-
-def _numbers(place: str, row: Any) -> Iterator[tuple[str, str, float]]:
-    for quantity, value in asdict(row).items():
-        if isinstance(value, float):
-            yield place, quantity, value

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mainstem.results.reading import numbers
+
 
 @dataclass(frozen=True)
 class PrecisionRow:
@@ -95,9 +97,7 @@ class RotationSection:
         """(place, quantity, value) of every number of its tables."""
         for precision in self.precisions:
             place = f"{precision.dtype}, casts lifted" if precision.lifted else precision.dtype
-            for quantity, value in asdict(precision).items():
-                if isinstance(value, float):
-                    yield place, quantity, value
+            yield from numbers(place, precision)
         for point in self.points:
             yield point.name, "kurtosis", point.kurtosis
             yield point.name, "rotated", point.rotated

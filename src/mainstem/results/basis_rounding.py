@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mainstem.results.reading import numbers
+
 
 @dataclass(frozen=True)
 class AdditionRow:
@@ -92,6 +94,4 @@ class RoundingSection:
         """(place, quantity, value) of every number of its tables."""
         for row in (*self.dtypes, *self.writes):
             place = row.dtype if isinstance(row, DtypeRow) else f"{row.unit} in {row.dtype}"
-            for quantity, value in asdict(row).items():
-                if isinstance(value, float):
-                    yield place, quantity, value
+            yield from numbers(place, row)

@@ -4,6 +4,7 @@ The keys of a document are a contract, each under the schema that it names: keys
 here imports torch, so a result that was saved can be rendered without a model.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -65,3 +66,10 @@ class TabularReading(Reading):
     def about(self) -> dict[str, Any]:
         """The document without what stands in the cells."""
         return {name: value for name, value in self.as_dict().items() if name not in self.IN_CELLS}
+
+
+def numbers(place: str, row: Any) -> Iterator[tuple[str, str, float]]:
+    """(place, quantity, value) of every field of a table's row, a dataclass, that is a float."""
+    for quantity, value in asdict(row).items():
+        if isinstance(value, float):
+            yield place, quantity, value
