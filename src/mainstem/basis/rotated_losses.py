@@ -5,6 +5,7 @@ model runs to what its float32 norms leave, and in half precision each rounds in
 said with the state of the stream after which it does.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
