@@ -5,6 +5,7 @@ model runs to what its float32 norms leave, and in half precision each rounds in
 said with the state of the stream after which it does.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ Say = Callable[[str], None]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALF_TOKENS = 128
 """How many tokens are run in half precision, which many CPUs only emulate."""
+
+_NO_KERNEL = re.compile(r"not implemented for|Expected \w+ to be .*, got (Double|Float|Half|BFloat16)")
+"""What torch says where this device has no kernel in a dtype; the second is of grouped products."""
 
 
 def precision_rows(model: "Model", plain: nn.Module, wide: Rotated, on: Reference, say: Say) -> list[PrecisionRow]:
@@ -90,7 +94,7 @@ def _precision(
     except NotFiniteError as error:
         return _failed(dtype, lifted, f"not finite: {_where(error, plain, other, on, points)}")
     except RuntimeError as error:
-        if "not implemented for" not in str(error):  # what torch says where a device has no kernel in a dtype
+        if not _NO_KERNEL.search(str(error)):
             raise
         return _failed(dtype, lifted, str(error).splitlines()[0])
     mine, turned = made["the model"], made["the rotated copy"]
