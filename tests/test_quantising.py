@@ -4,8 +4,7 @@ import json
 import math
 
 import pytest
-import torch
-import transformers
+from tiny_models import worded, words
 
 import mainstem
 from mainstem.analysis.quantizers import QUANTISERS
@@ -17,42 +16,18 @@ from mainstem.results.basis_quantisers import AS_IT_IS, FULL, CloserRow
 from mainstem.results.basis_report import BasisReport
 from mainstem.session import Model
 
-WORDS = [*"abcdefghijklmnopqrst"]
 CHOSEN = ("absmax", "vector-wise", "llm.int8", "w4a4", "w4a4-smoothquant")
 WINDOW = 16
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Model:
-    """Two blocks of random weights, whose stream has one dimension far larger than the others."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", *WORDS])}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    directory = tmp_path_factory.mktemp("models") / "words"
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(directory)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS) + 1, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
-        initializer_range=0.2, tie_word_embeddings=False,
-    )  # fmt: skip
-    module = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for norm in (module.model.layers[0].input_layernorm, module.model.layers[1].post_attention_layernorm):
-            norm.weight[5] = 30.0
-    module.save_pretrained(directory)
-    return mainstem.open(str(directory))
-
-
-def text(seed: int, name: str = "words", n: int = 80) -> Text:
-    drawn = torch.randint(len(WORDS), (n,), generator=torch.Generator().manual_seed(seed))
-    return Text(name, "drawn", " ".join(WORDS[i] for i in drawn))
+    return worded(tmp_path_factory.mktemp("models") / "words")
 
 
 @pytest.fixture(scope="module")
 def report(tiny: Model) -> BasisReport:
-    return quantise(tiny, CHOSEN, texts=[text(0), text(1, "more")], tokens=64, window=WINDOW, thresholds=[3.0])
+    return quantise(tiny, CHOSEN, texts=[words(0), words(1, "more")], tokens=64, window=WINDOW, thresholds=[3.0])
 
 
 def test_every_run_has_a_row_on_every_text_against_full_precision(report: BasisReport) -> None:
@@ -96,7 +71,7 @@ def test_all_that_is_no_embedding_is_quantised_and_counted(report: BasisReport, 
 
 
 def test_a_rotated_copy_is_compared_with_the_model_as_it_is(tiny: Model) -> None:
-    section = quantise(tiny, ["absmax"], texts=[text(0)], tokens=48, window=WINDOW, rotation="random").quantisers
+    section = quantise(tiny, ["absmax"], texts=[words(0)], tokens=48, window=WINDOW, rotation="random").quantisers
     assert section is not None
     other = "rotated"
     rows = {(row.basis, row.quantiser): row for row in section.rows}
@@ -129,7 +104,7 @@ def test_requests_that_are_wrong_are_refused(tiny: Model) -> None:
     with pytest.raises(UsageError, match="No text"):
         quantise(tiny, texts=[])
     with pytest.raises(TextError):
-        quantise(tiny, texts=[text(0, n=5)], window=WINDOW)
+        quantise(tiny, texts=[words(0, n=5)], window=WINDOW)
     assert list(chosen_quantisers()) == list(QUANTISERS)
 
 
@@ -137,13 +112,13 @@ def test_a_model_that_is_quantised_already_is_refused(tiny: Model) -> None:
     tiny.module.is_quantized = True
     try:
         with pytest.raises(RefusedError, match="quantised already"):
-            quantise(tiny, ["absmax"], texts=[text(0)], window=WINDOW)
+            quantise(tiny, ["absmax"], texts=[words(0)], window=WINDOW)
     finally:
         del tiny.module.is_quantized
 
 
 def test_edits_that_hold_outside_do_not_reach_the_runs(tiny: Model) -> None:
-    options = {"texts": [text(0)], "tokens": 32, "window": WINDOW}
+    options = {"texts": [words(0)], "tokens": 32, "window": WINDOW}
     plain = tiny.basis.quantisers(["absmax"], **options)
     with tiny.edited(mainstem.Edit.zero("L0.mlp")):
         within = tiny.basis.quantisers(["absmax"], **options)
@@ -154,5 +129,5 @@ def test_a_rotation_is_learned_on_another_text_than_it_is_judged_on(tiny: Model,
     read: list[str] = []
     own = Text.ids
     monkeypatch.setattr(Text, "ids", lambda self, *given: read.append(self.name) or own(self, *given))
-    rows = quantise(tiny, ["absmax"], texts=[text(0)], tokens=32, rotation="learned").quantisers.rows
+    rows = quantise(tiny, ["absmax"], texts=[words(0)], tokens=32, rotation="learned").quantisers.rows
     assert read == ["words", "reference"] and {row.basis for row in rows} == {AS_IT_IS, "rotated"}
