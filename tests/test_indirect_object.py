@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mainstem
-from mainstem.analysis.statistics import Interval
+from mainstem.analysis.intervals import Interval
 from mainstem.causal.head_controls import same_layer_heads
 from mainstem.errors import UsageError
 from mainstem.experiments import indirect_object

@@ -14,19 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mainstem.analysis.intervals import Interval
 from mainstem.analysis.ranks import pearson
 
 DRAWS = 2000
 SPLITS = 100
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its bootstrap interval of 95 %."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ report (another model, other weights, another text, other options) is refused, a
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from mainstem.basis.reference import Reference
 from mainstem.errors import UsageError
+from mainstem.model.whole_files import as_object, differing, write_whole
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.rebuilt import rebuilt
 
@@ -74,31 +74,26 @@ class KeptSections:
             raise UsageError(f"The state cannot be read: {error.strerror}", str(path), _REMEDY) from error
         if not text:
             return
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
+        found = as_object(text)
         if not _is_state(found):
             raise UsageError("This is not the state of a basis report", str(path), _REMEDY)
-        other = [name for name, value in self.identity.items() if found["of"].get(name) != value]
+        other = differing(self.identity, found["of"])
         if other:
             raise UsageError(f"This file is of another report: its {', '.join(other)} differ", str(path), _REMEDY)
         self.done = found["sections"]
 
     def _write(self, path: Path) -> None:
-        fresh = path.with_name(path.name + ".new")
         document = {"kind": _KIND, "of": self.identity, "sections": self.done}
         try:
-            fresh.write_text(json.dumps(document), encoding="utf-8")
-            os.replace(fresh, path)
+            write_whole(path, json.dumps(document))
         except OSError as error:
             what = f"The state of the report cannot be kept: {error.strerror}"
             raise UsageError(what, str(path), "Name a file that can be written.") from error
 
 
-def _is_state(found: Any) -> TypeGuard[dict[str, Any]]:
+def _is_state(found: dict[str, Any]) -> bool:
     """Whether a document is what `KeptSections` writes."""
-    if not isinstance(found, dict) or found.get("kind") != _KIND:
+    if found.get("kind") != _KIND:
         return False
     of, sections = found.get("of"), found.get("sections")
     return isinstance(of, dict) and isinstance(sections, dict) and all(map(_is_finished, sections.values()))

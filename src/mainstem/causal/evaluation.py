@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mainstem.analysis.statistics import Interval, interval
+from mainstem.analysis.intervals import Interval
+from mainstem.analysis.statistics import interval
 from mainstem.errors import NotFiniteError
 from mainstem.run.windows import Windows
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from mainstem.errors import UsageError
+from mainstem.model.whole_files import as_object, differing, write_whole
 
 CLOSE = 1e-3
 """How far, relative to the larger of the two, the metric of the unpatched runs may be from what the file says:
@@ -56,10 +57,8 @@ class SweepState:
 
     def _rewrite(self, head: Mapping[str, Any]) -> None:
         """The whole lines again, in a new file that takes the old one's place."""
-        fresh = self.path.with_name(self.path.name + ".new")
         rows = [{"cell": cell, "value": value} for cell, value in self.done.items()]
-        fresh.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)), encoding="utf-8")
-        os.replace(fresh, self.path)
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in (head, *rows)))
 
     def add(self, cells: Iterable[int], values: Iterable[float]) -> None:
         """Notes cells as done, on disk before it returns; those that were done already are left as they are."""
@@ -72,11 +71,11 @@ class SweepState:
 
     def _same(self, line: bytes, head: Mapping[str, Any]) -> dict[str, Any]:
         """The file's own first line, refused if it is not one of the same sweep."""
-        found = _object(line)
+        found = as_object(line)
         of, measured = found.get("of"), found.get("measured")
         if found.get("kind") != _KIND or not isinstance(of, dict) or not isinstance(measured, dict):
             raise UsageError("This is not the state of a sweep", str(self.path), _REMEDY)
-        other = [name for name, value in head["of"].items() if of.get(name) != value]
+        other = differing(head["of"], of)
         if not other:
             scale = max(abs(value) for value in head["measured"].values())
             pairs = [(measured.get(name), value) for name, value in head["measured"].items()]
@@ -87,20 +86,11 @@ class SweepState:
         return found
 
     def _cell(self, line: bytes, number: int) -> tuple[int, float]:
-        row = _object(line)
+        row = as_object(line)
         cell, value = row.get("cell"), row.get("value")
         if not isinstance(cell, int) or not _number(value):
             raise UsageError("This line is no cell of a sweep", f"{self.path}, line {number}", _REMEDY)
         return cell, float(value)
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    """What a line holds; nothing if that is no JSON object."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):  # bytes that are no text, too
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _number(value: Any) -> TypeGuard[float]:

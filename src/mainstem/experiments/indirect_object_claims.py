@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mainstem.analysis.intervals import Interval
 from mainstem.analysis.ranks import rank_correlation
-from mainstem.analysis.statistics import Interval, interval
+from mainstem.analysis.statistics import interval
 from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure, finding
 from mainstem.results.patch import PatchReading
 

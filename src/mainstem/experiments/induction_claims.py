@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mainstem.analysis.statistics import Interval
+from mainstem.analysis.intervals import Interval
 from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure, finding
 from mainstem.results.heads import AblationRow, HeadsReading, InContext
 

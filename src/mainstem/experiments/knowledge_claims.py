@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from mainstem.analysis.intervals import Interval
 from mainstem.analysis.scores import PUBLISHED
-from mainstem.analysis.statistics import Interval, difference, interval
+from mainstem.analysis.statistics import difference, interval
 from mainstem.causal.outcomes import NAMED, RANDOM, Outcome
 from mainstem.experiments.knowledge_runs import PromptRun
 from mainstem.experiments.outcome import Claim, finding

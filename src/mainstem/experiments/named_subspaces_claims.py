@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstem.analysis.statistics import Interval, interval
+from mainstem.analysis.intervals import Interval
+from mainstem.analysis.statistics import interval
 from mainstem.analysis.subspace import Overlap
 from mainstem.experiments.named_readers import BYSTANDERS
 from mainstem.experiments.outcome import Claim, ExperimentTable, finding

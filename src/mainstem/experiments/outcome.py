@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from mainstem.analysis.statistics import Interval
+from mainstem.analysis.intervals import Interval
 from mainstem.results.reading import Provenance
 
 Finding = Literal["reproduced", "not reproduced", "in part", "measured"]
@@ -46,6 +46,29 @@ class Figure:
     labels: list[str]
     bars: list[Interval]
     unit: str = ""
+    caption: str = "mean and bootstrap interval of 95 % over prompts"
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines over a common axis, such as losses over steps: drawn by the page, and small by the terminal.
+
+    Attributes:
+        title: what is shown.
+        caption: how to read it.
+        x_label: what the horizontal axis counts.
+        y_label: what the vertical axis measures, with its unit.
+        lines: the points (x, y) of each line, by name. Lines of one arm, named `arm, seed 0`, `arm, seed 1` ..., share
+            their colour and their label.
+        logarithmic: whether the vertical axis is; what is not above 0 is then left out.
+    """
+
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    lines: dict[str, list[tuple[float, float]]]
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,8 +82,47 @@ class ExperimentTable:
 
 
 @dataclass(frozen=True)
+class ExperimentProvenance(Provenance):
+    """Where the result of an experiment that trains its own models comes from.
+
+    `seed` is the first of `seeds`, `dtype` that of the weights that are trained, and `model` says that there was none
+    before.
+
+    Attributes:
+        code: the digest of Mainstem's sources, as far as they can change a number (`mainstem.experiments.code`).
+        python: its version.
+        numpy: its version.
+        machine: processors, cores and system; several with semicolons, where kept results of others are used.
+        threads: how many of torch.
+        seeds: of the trained models.
+    """
+
+    code: str
+    python: str
+    numpy: str
+    machine: str
+    threads: int
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
 class Experiment:
-    """One experiment run on one model."""
+    """One experiment, run on one model or with models of its own.
+
+    Attributes:
+        name: the word after `mainstem reproduce`.
+        title: what it is about, as a heading.
+        question: what it asks.
+        provenance: versions, model, device, seeds, date; of an experiment that trains its own models from
+            `Settings.provenance`, with code and machine.
+        model: name, size and dtype of the model; of an experiment that trains its own models the name alone, which
+            says what they are: "plain and residual networks, images of digits".
+        claims: what was published, beside what was measured.
+        tables: rows of numbers.
+        figures: bars and curves, in the order in which they are shown.
+        warnings: what to keep in mind, each a code, a sentence and a number.
+        notes: sentences that explain.
+    """
 
     name: str
     title: str
@@ -69,7 +131,7 @@ class Experiment:
     model: dict[str, Any]
     claims: list[Claim]
     tables: list[ExperimentTable]
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[Figure | Curves] = field(default_factory=list)
     warnings: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mainstem.analysis.statistics import Interval
+from mainstem.analysis.intervals import Interval
 from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure, finding
 from mainstem.results.basis_ablations import AblationRow, AblationSection, ControlVerdict
 from mainstem.results.basis_outliers import OutlierSection

@@ -47,8 +47,8 @@ def courses(names: Sequence[str], lines: Sequence[Course], label: str, height: f
 def course_panel(names: Sequence[str], lines: Sequence[Course], height: float = 250.0) -> Panel:
     """The same as elements."""
     top, bottom = TOP, height - BELOW
-    values = [v for line in lines for v in line.values if _drawable(v)]
-    settled = [v for line in lines for v in list(line.values)[2:] if _drawable(v)] or values or [0.0]
+    values = [v for line in lines for v in line.values if drawable(v)]
+    settled = [v for line in lines for v in list(line.values)[2:] if drawable(v)] or values or [0.0]
     high, low = max(0.0, *settled), min(settled)
     low = min(low, high - 1e-3)
 
@@ -56,14 +56,14 @@ def course_panel(names: Sequence[str], lines: Sequence[Course], height: float = 
         return top + (bottom - top) * (high - max(min(value, high), low)) / (high - low)
 
     parts = []
-    for tick in _ticks(low, high):
+    for tick in ticks(low, high):
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         text = esc(plain(tick, 0 if abs(tick) >= 1 or not tick else 1))
         parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
-    ends = _spread([y(next((v for v in reversed(line.values) if _drawable(v)), 0.0)) for line in lines], 17.0)
+    ends = spread([y(next((v for v in reversed(line.values) if drawable(v)), 0.0)) for line in lines], 17.0)
     for n, line in enumerate(lines):
         css = f"s{min(n, 4)}"
-        points = " ".join(f"{place(i, len(names)):.1f},{y(v):.1f}" for i, v in enumerate(line.values) if _drawable(v))
+        points = " ".join(f"{place(i, len(names)):.1f},{y(v):.1f}" for i, v in enumerate(line.values) if drawable(v))
         parts.append(
             f'<polyline class="line {css}" points="{points}"><title>{esc(visible(line.name))}</title></polyline>'
         )
@@ -100,8 +100,8 @@ def sigmoid_panel(curves: Sequence[Sigmoid], height: float = 250.0) -> Panel:
     def y(p: float) -> float:
         return bottom - (bottom - top) * p
 
-    parts = _sigmoid_axes(x, y, _ticks(low, high), bottom)
-    lines = _spread([top + 14 + 60 * n for n in range(len(curves))], 60.0)
+    parts = _sigmoid_axes(x, y, ticks(low, high), bottom)
+    lines = spread([top + 14 + 60 * n for n in range(len(curves))], 60.0)
     for n, curve in enumerate(curves):
         css = f"s{min(n, 4)}"
         points = " ".join(f"{x(v):.1f},{y(p):.1f}" for v, p in zip(curve.values, curve.probabilities, strict=True))
@@ -171,12 +171,12 @@ def standalone(title: str, panels: Sequence[tuple[str, Panel]]) -> str:
     )
 
 
-def _drawable(value: float) -> bool:
+def drawable(value: float) -> bool:
     """Whether a number has a place in a drawing; NaN, infinities and absurd sizes have none."""
     return abs(value) < DRAWABLE
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """A few round numbers between the ends."""
     raw = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
@@ -185,7 +185,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [n * step for n in range(first, math.floor(high / step) + 1)][:12]
 
 
-def _spread(places: Sequence[float], least: float) -> list[float]:
+def spread(places: Sequence[float], least: float) -> list[float]:
     """Places moved down where they would stand on each other."""
     out = list(places)
     order = sorted(range(len(out)), key=lambda i: out[i])

@@ -1,9 +1,10 @@
 """An experiment as a page: claims with their findings first, then figures and tables."""
 
-from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable, Figure
+from mainstem.experiments.outcome import Claim, Curves, Experiment, ExperimentTable, Figure
 from mainstem.report import page as p
 from mainstem.report.charts import interval_bars
 from mainstem.report.experiment_text import MARKS, cell_text, is_number
+from mainstem.report.line_chart import line_chart
 
 
 def experiment_page(e: Experiment) -> str:
@@ -32,11 +33,11 @@ def _claims(claims: list[Claim]) -> str:
     return p.table(heads, rows, "prose")
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure | Curves) -> str:
+    if isinstance(figure, Curves):
+        return p.section(figure.title, p.esc(figure.caption), line_chart(figure))
     bars = [(label, bar.mean, bar.low, bar.high) for label, bar in zip(figure.labels, figure.bars, strict=True)]
-    return p.section(
-        figure.title, "mean and bootstrap interval of 95 % over prompts", interval_bars(bars, figure.title)
-    )
+    return p.section(figure.title, p.esc(figure.caption), interval_bars(bars, figure.title))
 
 
 def experiment_table(table: ExperimentTable) -> str:

@@ -1,15 +1,16 @@
 """An experiment for the terminal: its tables, then its claims, what was published and what was measured."""
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mainstem.experiments.outcome import Claim, Experiment, ExperimentTable
+from mainstem.experiments.outcome import Claim, Curves, Experiment, ExperimentTable
 from mainstem.report import terminal as t
-from mainstem.report.experiment_text import MARKS, cell_text, is_number
-from mainstem.report.text import visible_or
+from mainstem.report.experiment_text import MARKS, arms, cell_text, is_number
+from mainstem.report.text import compact, plural, sparkline, visible_or
 
 STYLES = {"reproduced": "ok", "in part": "warn", "not reproduced": "fail", "measured": "quiet"}
 
@@ -22,6 +23,9 @@ def print_experiment(console: Console, experiment: Experiment) -> None:
     for table in e.tables:
         if table.rows:
             console.print(t.heading(table.title, table.caption), experiment_table(table), sep="\n")
+    for curves in e.figures:
+        if isinstance(curves, Curves):
+            console.print(t.heading(curves.title, curves.caption), curve_table(curves), sep="\n")
     console.print(t.heading("Claims", "what was published, what was measured here, and what chance does"))
     for claim in e.claims:
         console.print(*_claim(claim), sep="\n")
@@ -38,6 +42,22 @@ def experiment_table(table: ExperimentTable) -> Table:
         made.add_column(head, justify="right" if numeric else "left", overflow="fold")
     for row in table.rows:
         made.add_row(*(Text(cell_text(value)) for value in row))
+    return made
+
+
+def curve_table(curves: Curves) -> Table:
+    """Each line small, with its ends and its extremes; of several seeds of an arm the first."""
+    made = t.lined()
+    made.add_column(curves.y_label, overflow="fold")
+    made.add_column(f"over {curves.x_label}", no_wrap=True)
+    for head in ("first", "last", "least", "most"):
+        made.add_column(head, justify="right")
+    for arm, names in arms(curves.lines).items():
+        values = [y for _, y in curves.lines[names[0]] if math.isfinite(y)]
+        if values:
+            name = arm if len(names) == 1 else f"{arm} (1 of {plural(len(names), 'seed')})"
+            ends = (values[0], values[-1], min(values), max(values))
+            made.add_row(Text(visible_or(name)), sparkline(values, curves.logarithmic), *map(compact, ends))
     return made
 
 

@@ -1,8 +1,9 @@
 """An experiment in words: what its tables for the terminal and its page both say."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from mainstem.analysis.statistics import Interval
+from mainstem.analysis.intervals import Interval
 from mainstem.report.text import NOTHING, compact, count, visible_or
 
 MARKS = {"reproduced": "✓", "in part": "~", "not reproduced": "✗", "measured": "·"}
@@ -23,3 +24,11 @@ def cell_text(value: Any) -> str:
 def is_number(value: Any) -> bool:
     """Whether a cell is set to the right."""
     return isinstance(value, Interval | int | float) and not isinstance(value, bool)
+
+
+def arms(names: Iterable[str]) -> dict[str, list[str]]:
+    """The lines of each arm: `plain-20, seed 0` and `plain-20, seed 1` are of one."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.partition(", seed ")[0], []).append(name)
+    return found

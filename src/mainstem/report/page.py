@@ -7,11 +7,12 @@ that a page that was saved can be read by a program, too.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from mainstem.report.text import SPACE, count, finite, gaps, plural, scientific, visible
+from mainstem.report.text import SPACE, count, finite, gaps, scientific, sized, visible
 from mainstem.results.reading import CheckSummary, Provenance
 
 POLICY = (
@@ -171,23 +172,13 @@ def notices(warnings: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
 
 def model_line(command: str, model: Mapping[str, Any], p: Provenance) -> str:
     """The line above the title: what this is, of which model, how precisely."""
-    words = [f"mainstem {command}", model["name"], plural(model["n_layers"], "layer"), f"d_model {model['d_model']}"]
+    words = [f"mainstem {command}", model["name"], *sized(model)]
     return f'<p class="kicker">{esc(" · ".join([*words, f"{p.dtype} on {p.device}"]))}</p>'
 
 
 def footer(p: Provenance) -> str:
     """What made the page, from what, and when."""
-    entries = {
-        "mainstem": p.mainstem,
-        "torch": p.torch,
-        "transformers": p.transformers,
-        "model": p.model,
-        "revision": p.revision,
-        "dtype": p.dtype,
-        "device": p.device,
-        "seed": p.seed,
-        "date": p.date,
-    }
+    entries = {name: ", ".join(map(str, v)) if isinstance(v, list) else v for name, v in asdict(p).items()}
     listed = "".join(
         f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in entries.items() if value is not None
     )

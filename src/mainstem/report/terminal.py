@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from mainstem.report.text import count, gaps, plural, scientific, shortened, visible, visible_or
+from mainstem.report.text import count, gaps, plural, scientific, shortened, sized, visible, visible_or
 from mainstem.results.reading import CheckSummary, Provenance
 
 THEME = Theme(
@@ -78,9 +78,9 @@ def heading(title: str, caption: str = "") -> Group:
 
 def title_rows(command: str, model: Mapping[str, Any], provenance: Provenance) -> list[RenderableType]:
     """The first lines: what this is, of which model, how precisely."""
+    size = [", ".join(sized(model))] if sized(model) else []
     about = Text.assemble((model["name"], "title"))
-    about.append(f"   {plural(model['n_layers'], 'layer')}, d_model {model['d_model']}")
-    about.append(f"   {provenance.dtype} on {provenance.device}")
+    about.append("".join(f"   {part}" for part in [*size, f"{provenance.dtype} on {provenance.device}"]))
     return [Text(f"mainstem {command}", "head"), labelled("model", about)]
 
 

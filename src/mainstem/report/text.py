@@ -6,7 +6,7 @@ writing. `visible` shows each of these as what it is, so that no token can spoil
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainstem.results.patch import StabilityRow
@@ -21,6 +21,7 @@ _ESCAPES = {
 _COMBINING = ("Mn", "Mc", "Me")
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 
 KINDS = {
     "sublayer": "sublayer",
@@ -149,6 +150,11 @@ def plural(n: int, word: str) -> str:
     return f"{count(n)} {word}" if n == 1 else f"{count(n)} {word}s"
 
 
+def sized(model: Mapping[str, Any]) -> list[str]:
+    """A model's size in words; nothing where a result is of no one model."""
+    return [plural(model["n_layers"], "layer"), f"d_model {model['d_model']}"] if "n_layers" in model else []
+
+
 def halves_text(stability: StabilityRow | None, of: str, over: str) -> str:
     """How far others of what is averaged, such as `pairs`, would give the same numbers; nothing if it is not known."""
     if stability is None:
@@ -193,6 +199,16 @@ def bar(value: float, full: float, width: int) -> str:
     eighths = round(min(abs(value) / full, 1.0) * width * 8)
     whole, rest = divmod(eighths, 8)
     return "█" * whole + (_EIGHTHS[rest] if rest else "")
+
+
+def sparkline(values: Sequence[float], logarithmic: bool = False, width: int = 24) -> str:
+    """A curve in one line, from the least value to the largest: equal stretches of it, each at its mean."""
+    drawn = [math.log(max(value, 1e-12)) for value in values] if logarithmic else list(values)
+    cells = min(width, len(drawn))
+    edges = [len(drawn) * i // max(cells, 1) for i in range(cells + 1)]
+    means = [sum(drawn[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low, span = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
+    return "".join(_HEIGHTS[round(7 * (mean - low) / span) if span > 0 else 0] for mean in means)
 
 
 def diverging(value: float, full: float, half: int) -> tuple[str, str]:

@@ -1,0 +1,100 @@
+"""How an experiment that trains its own models is run, and where its finished results are kept.
+
+Such an experiment is a function `run(settings) -> Experiment` that trains one model for each arm and seed:
+
+    seeds = settings.seed_list(quick=1, full=3)
+    for seed in seeds:
+        for arm in arms:
+            values = settings.kept(f"{arm}-seed-{seed}", lambda arm=arm, seed=seed: trained(arm, seed, settings))
+    return Experiment(..., provenance=settings.provenance(seeds), model={"name": "..."}, ...)
+
+What is kept is used again by a later run of the same form (quick or full), device, sources and versions; a name has
+to say all else that the result depends on, and so holds arm and seed. Training is exact to repeat on one machine with
+one number of threads; elsewhere sums are rounded otherwise, which is why machine and threads are said with the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mainstem.experiments.code import machine, versions
+from mainstem.experiments.kept import Kept, kept
+from mainstem.experiments.outcome import ExperimentProvenance
+
+
+@dataclass
+class Settings:
+    """How an experiment is run.
+
+    Attributes:
+        quick: only the arms that decide its claims, small and with few seeds; else everything, with at least three.
+        seeds: how many seeds; None for what the experiment takes by itself.
+        device: where models are trained, such as "cpu" or "cuda".
+        folder: where this experiment's finished results are kept, below one for quick and one for full runs; None: they
+            are not.
+        report: receives a line of progress for each step.
+        seed: the first of the seeds; the others count on from it.
+        done: the results so far, those of an earlier run among them.
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+    device: str = "cpu"
+    folder: Path | None = None
+    report: Callable[[str], None] = lambda text: None
+    seed: int = 0
+    done: list[Kept] = field(default_factory=list, init=False)
+
+    @property
+    def form(self) -> str:
+        """The word of the command line for this form: quick or full."""
+        return "quick" if self.quick else "full"
+
+    def seed_list(self, quick: int = 1, full: int = 3) -> list[int]:
+        """The seeds to train with: as many as were asked for, or what the form takes by itself."""
+        count = self.seeds if self.seeds is not None else quick if self.quick else full
+        return list(range(self.seed, self.seed + count))
+
+    def kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """One finished result, made if it is not kept yet: of one arm and one seed.
+
+        Args:
+            name: what it is of, with all that it depends on besides form, device and versions: `plain-20-seed-0`.
+            make: makes it: numbers and words that JSON can hold. What comes back went through JSON each time.
+
+        Raises:
+            UsageError: a file of that name is something else.
+            CacheError: the folder cannot be read or written.
+        """
+        folder = None if self.folder is None else self.folder / self.form
+        one = kept(folder, name, {"form": self.form, "device": self.device, **versions()}, make, self.report)
+        self.done.append(one)
+        return one.values
+
+    def provenance(self, seeds: list[int]) -> ExperimentProvenance:
+        """Versions, seeds, machine and date, for the result; call it when everything is done."""
+        import torch
+
+        machines = {one.machine: None for one in self.done} or {machine(self.device): None}
+        return ExperimentProvenance(
+            **versions(),
+            model="none: trained here",
+            revision=None,
+            dtype="float32",
+            device=self.device,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine="; ".join(machines),
+            threads=torch.get_num_threads(),
+            seed=self.seed,
+            seeds=seeds,
+        )
+
+    def notes(self) -> list[str]:
+        """What to say of results that an earlier run made; nothing where all are of this one."""
+        old = [one for one in self.done if one.old]
+        if not old:
+            return []
+        dates = sorted(one.date for one in old)
+        return [f"{len(old)} of {len(self.done)} results were kept by an earlier run, {dates[0]} to {dates[-1]}."]
