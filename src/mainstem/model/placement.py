@@ -42,7 +42,7 @@ def placement_options(
         on_cpu = _is_cpu(device_map)
         options["device_map"] = device_map
     else:
-        place = _parse_device(device or "cpu")
+        place = parse_device(device or "cpu")
         on_cpu = place.type == "cpu"
         if not on_cpu:
             options["device_map"] = {"": place}
@@ -66,7 +66,12 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype | str:
     raise ChoiceError("dtype", str(dtype), [*words, AUTO])
 
 
-def _parse_device(device: str | torch.device) -> torch.device:
+def parse_device(device: str | torch.device) -> torch.device:
+    """The device that a name such as "cuda:1" means.
+
+    Raises:
+        ChoiceError: no such device, or none of that kind on this machine.
+    """
     present = _accelerator()
     allowed = ["cpu", *([present] if present else [])]
     try:
