@@ -29,6 +29,9 @@
     │   └── LevelRefusedError            a level that this sublayer cannot be split to
     ├── RunError (1)                     a forward pass
     │   └── NotFiniteError               NaN or infinity; names the layer
+    ├── TrainingError (1)                a small model's training
+    │   ├── DivergedError                the loss is no number any more; names the step
+    │   └── CheckpointError              a checkpoint of another training, a damaged one, or one that cannot be written
     └── CertificateError (1)             the account is not complete; names the first layer and part
 
 The number is the exit status of the command line; it holds for the whole branch. Each message is one
@@ -331,6 +334,36 @@ class NotFiniteError(RunError):
     """NaN or infinity in the weights or in the run; `where` names the first layer."""
 
     default_remedy = "Check the checkpoint's weights at that layer, or run in a wider dtype: --dtype float32."
+
+
+class TrainingError(MainstemError):
+    """The training of a small model did not finish."""
+
+    default_remedy = "Train again with another recipe."
+
+
+class DivergedError(TrainingError):
+    """The loss became NaN or infinite.
+
+    Args:
+        what: What happened.
+        where: The step and the optimiser.
+        remedy: What to do next.
+        training: What was recorded until then, a `mainstem.lab.training.Training`.
+    """
+
+    default_remedy = "Use a smaller learning rate, a longer warmup, or gradient clipping."
+
+    def __init__(self, what: str, where: str | None = None, remedy: str | None = None, training: object = None) -> None:
+        super().__init__(what, where, remedy)
+        self.training = training
+        self.args = (what, where, remedy, training)
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint that belongs to another training, that is damaged, or that cannot be written."""
+
+    default_remedy = "Name another folder, or delete this one to begin again."
 
 
 class CertificateError(MainstemError):
