@@ -28,6 +28,7 @@ from mainstem.causal.labels import check_labels
 from mainstem.errors import PromptError, TargetError
 from mainstem.explain.unit_keys import named_unit
 from mainstem.intervene.face import InterventionsFace
+from mainstem.lab.decoder import register
 from mainstem.lab.pairs import Encoder
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.directions import direction_target
@@ -56,6 +57,7 @@ def open(source: str | Path | torch.nn.Module = "demo", *, seed: int = 0, **opti
     Raises:
         LoadError: if the model cannot be opened; the message says what to do.
     """
+    register()
     return Model(load(source, **options), seed)
 
 
