@@ -1,1 +1,1 @@
-"""Prompt pairs, generators of tasks, and a model with a planted circuit: what interventions are tried out on."""
+"""Prompt pairs, generators of tasks, models with a planted circuit, and small models to train with their data."""

@@ -64,8 +64,8 @@ def _sgd(module: nn.Module, recipe: Recipe) -> list[Optimiser]:
 
 
 def _rmsprop(module: nn.Module, recipe: Recipe) -> list[Optimiser]:
-    own = {"momentum": recipe.momentum, "alpha": recipe.betas[1], "eps": recipe.eps}
-    return [torch.optim.RMSprop(_weights(module), **_common(recipe), **own)]
+    common = {**_common(recipe), "momentum": recipe.momentum}
+    return [torch.optim.RMSprop(_weights(module), **common, alpha=recipe.betas[1], eps=recipe.eps)]
 
 
 def _muon(module: nn.Module, recipe: Recipe) -> list[Optimiser]:
