@@ -62,14 +62,15 @@ class Block(nn.Module):
 class Embedding(nn.Embedding):
     """Rows of a table, written into the stream."""
 
+    rotation: Tensor | None
+
     def __init__(self, rows: int, d_model: int, rotation: Rotation) -> None:
         super().__init__(rows, d_model)
         self.register_buffer("rotation", rotation)
 
     def forward(self, ids: Int[Tensor, "#batch pos"]) -> Float[Tensor, "#batch pos d_model"]:
         """The row of each id."""
-        rows = super().forward(ids)
-        return rows if self.rotation is None else rows @ self.rotation
+        return F.embedding(ids, self.weight if self.rotation is None else self.weight @ self.rotation)
 
 
 class Decoder(PreTrainedModel, GenerationMixin):

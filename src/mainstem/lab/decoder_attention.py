@@ -92,7 +92,7 @@ class Attention(nn.Module):
         scores = scores.masked_fill(~allowed, -torch.inf)
         if self.config.attention == "softmax_1":
             return F.pad(scores, (0, 1)).softmax(-1)[..., :-1] @ value
-        gamma = self.config.gamma
+        gamma = self.config.gamma or 0.0
         return ((1 - gamma) * scores.softmax(-1) + gamma).clamp(0, 1) @ value
 
 

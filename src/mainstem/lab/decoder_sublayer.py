@@ -66,6 +66,8 @@ class Norm(nn.Module):
 class Read(nn.Module):
     """A matrix [d_out, d_model] that reads the stream through a norm of its own."""
 
+    rotation: Tensor | None
+
     def __init__(self, config: DecoderConfig, d_out: int, rotation: Rotation) -> None:
         super().__init__()
         self.norm = Norm(config)
@@ -91,6 +93,8 @@ class Read(nn.Module):
 
 class Write(nn.Module):
     """A matrix [d_model, d_in] that writes into the stream."""
+
+    rotation: Tensor | None
 
     def __init__(self, config: DecoderConfig, d_in: int, rotation: Rotation) -> None:
         super().__init__()
