@@ -19,6 +19,7 @@ DTYPES = {
     "Num",
     "Real",
     "Shaped",
+    "UInt8",
     "Inexact",
 }
 

@@ -41,6 +41,11 @@ AXES: Mapping[str, str] = MappingProxyType(
         "d_expert": "neurons of one expert",
         "d_in": "inputs of a linear map",
         "d_out": "outputs of a linear map",
+        # small images and the networks that tell them apart
+        "channel": "channels of an image, or of a convolution's output",
+        "height": "rows of an image or a map",
+        "width": "columns of an image or a map",
+        "category": "classes of images",
         # the answer
         "chosen": "tokens that are listed, out of the vocabulary",
         "out": "outputs of a token table: what a source promotes",

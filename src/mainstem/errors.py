@@ -4,6 +4,7 @@
     ├── UsageError (2)                   the request cannot be carried out as written
     │   ├── PromptError                  empty, or longer than the context
     │   ├── TextError                    a reference text that is missing, empty, or shorter than a window
+    │   ├── ImagesError                  images that are missing or damaged, or need a package to be read
     │   ├── PositionError                no such position in the prompt
     │   ├── TokenError                   a text or id that is not one token of the vocabulary
     │   ├── UnitError                    not a unit's address
@@ -97,6 +98,12 @@ class TextError(UsageError):
     """A reference text that is missing or empty, or shorter than a window."""
 
     default_remedy = "Give a longer text, or leave it out for the one that comes with Mainstem."
+
+
+class ImagesError(UsageError):
+    """Images that are missing or damaged, or that need a package which is not installed."""
+
+    default_remedy = "Give another directory, or take the digits of scikit-learn."
 
 
 class PositionError(UsageError):
