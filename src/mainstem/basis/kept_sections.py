@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from mainstem.basis.reference import Reference
 from mainstem.errors import UsageError
+from mainstem.model.sampled_weights import sampled_sums
 from mainstem.model.whole_files import as_object, differing, write_whole
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.rebuilt import rebuilt
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _KIND = "mainstem basis report"
 _REMEDY = "Name another file, or delete this one to begin anew."
-_EVERY = 1009
-"""Of how many weights one is looked at, to tell models of the same name apart."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,4 @@ def identity(model: "Model", on: Reference, **options: Any) -> dict[str, Any]:
     made = asdict(model.provenance())
     del made["date"]
     ids = hashlib.sha256(json.dumps(on.ids).encode()).hexdigest()
-    # repr, because a sum that is NaN is not equal to itself
-    weights = [repr(float(each.detach().flatten()[::_EVERY].double().sum())) for each in model.module.parameters()]
-    return {**made, "weights": weights, "text": on.summary(), "tokens": ids, **options}
+    return {**made, "weights": sampled_sums(model.module), "text": on.summary(), "tokens": ids, **options}

@@ -23,10 +23,6 @@ NORMS = ("frozen", "recompute")
 KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neuron", "expert_neuron")
 DEFAULT_KINDS = ("attention_subvalue", "ffn_neuron", "expert_neuron")
 PLACES = ("last", "all")
-EXPERIMENTS = (
-    *("indirect-object", "induction-in-the-wild", "knowledge", "named-subspaces", "outliers", "paris"),
-    "privileged-basis",
-)
 METRICS = ("logit-difference", "probability", "log-probability", "kl")
 GRIDS = ("resid", "attn", "mlp", "mixer", "heads", "heads-positions", "neurons")
 DIRECTIONS = ("denoising", "noising")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mainstem.errors import CacheError, UsageError
-from mainstem.experiments.code import machine
+from mainstem.experiments.provenance import machine
 from mainstem.model.whole_files import as_object, differing, write_whole
 
 _KIND = "mainstem kept result"

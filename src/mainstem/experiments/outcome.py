@@ -1,10 +1,12 @@
 """The result of an experiment: claims beside what was measured and what chance does, tables, figures, provenance."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from mainstem.analysis.intervals import Interval
 from mainstem.results.reading import Provenance
+from mainstem.results.rebuilt import rebuilt
 
 Finding = Literal["reproduced", "not reproduced", "in part", "measured"]
 """`measured`: a number without a published one to hold it against."""
@@ -83,18 +85,18 @@ class ExperimentTable:
 
 @dataclass(frozen=True)
 class ExperimentProvenance(Provenance):
-    """Where the result of an experiment that trains its own models comes from.
+    """Where the result of an experiment comes from, with what a number depends on besides the model and the settings.
 
-    `seed` is the first of `seeds`, `dtype` that of the weights that are trained, and `model` says that there was none
-    before.
+    Of one that trains its own models `seed` is the first of `seeds`, `dtype` that of the trained weights, and `model`
+    says that there was none before.
 
     Attributes:
-        code: the digest of Mainstem's sources, as far as they can change a number (`mainstem.experiments.code`).
+        code: the digest of Mainstem's sources, as far as they can change a number (`mainstem.experiments.provenance`).
         python: its version.
         numpy: its version.
         machine: processors, cores and system; several with semicolons, where kept results of others are used.
         threads: how many of torch.
-        seeds: of the trained models.
+        seeds: of the trained models, or of the random choices.
     """
 
     code: str
@@ -138,3 +140,22 @@ class Experiment:
     def as_dict(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
         return {"schema": f"mainstem/reproduce/{self.name}/1", "command": f"reproduce {self.name}", **asdict(self)}
+
+
+def rebuilt_experiment(values: Mapping[str, Any]) -> Experiment:
+    """An experiment from what `asdict` and JSON made of it; what types leave open is told by the keys."""
+    found = values["provenance"]
+    figures = [rebuilt(Curves if "lines" in one else Figure, one) for one in values["figures"]]
+    return Experiment(
+        **{
+            **values,
+            "provenance": rebuilt(ExperimentProvenance if "code" in found else Provenance, found),
+            "claims": [Claim(**one) for one in values["claims"]],
+            "tables": [ExperimentTable(**{**one, "rows": _rows(one["rows"])}) for one in values["tables"]],
+            "figures": figures,
+        }
+    )
+
+
+def _rows(rows: list[list[Any]]) -> list[list[Any]]:
+    return [[Interval(**cell) if isinstance(cell, dict) else cell for cell in row] for row in rows]

@@ -6,9 +6,9 @@ has `run(model, quick, report=...) -> Experiment`; one of the laboratory, which 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 from mainstem.experiments.outcome import Experiment
 
@@ -24,17 +24,17 @@ class Entry:
         about: what it asks, in a line.
         module: where it is.
         needs: a model, or nothing, because it trains its own.
-        quick: seconds of its quick form, on the default model or as it trains by itself, with one thread on one core of
+        quick_seconds: of its quick form, on the default model or as it trains by itself, with one thread on one core of
             a slow machine; None: not measured.
-        full: of its full form.
+        full_seconds: of its full form.
     """
 
     name: str
     about: str
     module: str
     needs: Literal["a model", "trains its own"]
-    quick: int | None = None
-    full: int | None = None
+    quick_seconds: int | None = None
+    full_seconds: int | None = None
 
     @property
     def trains(self) -> bool:
@@ -66,3 +66,15 @@ _ENTRIES = (
 
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 """All experiments by name, in the order of the list."""
+
+
+@dataclass(frozen=True)
+class ExperimentList:
+    """The experiments, as `mainstem reproduce` lists them."""
+
+    entries: list[Entry]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document that `--format json` prints."""
+        rows = [{name: value for name, value in asdict(entry).items() if name != "module"} for entry in self.entries]
+        return {"schema": "mainstem/reproduce/1", "command": "reproduce", "experiments": rows}

@@ -15,13 +15,12 @@ one number of threads; elsewhere sums are rounded otherwise, which is why machin
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mainstem.experiments.code import machine, versions
 from mainstem.experiments.kept import Kept, kept
 from mainstem.experiments.outcome import ExperimentProvenance
+from mainstem.experiments.provenance import trained, versions
 
 
 @dataclass
@@ -75,21 +74,7 @@ class Settings:
 
     def provenance(self, seeds: list[int]) -> ExperimentProvenance:
         """Versions, seeds, machine and date, for the result; call it when everything is done."""
-        import torch
-
-        machines = {one.machine: None for one in self.done} or {machine(self.device): None}
-        return ExperimentProvenance(
-            **versions(),
-            model="none: trained here",
-            revision=None,
-            dtype="float32",
-            device=self.device,
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine="; ".join(machines),
-            threads=torch.get_num_threads(),
-            seed=self.seed,
-            seeds=seeds,
-        )
+        return trained(seeds, self.device, dict.fromkeys(one.machine for one in self.done))
 
     def notes(self) -> list[str]:
         """What to say of results that an earlier run made; nothing where all are of this one."""

@@ -80,7 +80,8 @@ def parse_device(device: str | torch.device) -> torch.device:
         raise ChoiceError("device", str(device), allowed) from None
     count = 1 if place.type == "cpu" else torch.accelerator.device_count() if place.type == present else 0
     if (place.index or 0) >= count:
-        raise ChoiceError("device", str(device), allowed)
+        has = f"This machine has {' and '.join(allowed)}: choose that, or leave the device out for the CPU."
+        raise ChoiceError("device", str(device), allowed, remedy=has)
     return place
 
 

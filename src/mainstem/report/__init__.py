@@ -14,7 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 
+from mainstem.experiments.everything import Reproduction
 from mainstem.experiments.outcome import Experiment
+from mainstem.experiments.registry import ExperimentList
 from mainstem.report.text import finite
 from mainstem.results.basis_report import BasisReport
 from mainstem.results.circuits import CircuitReading
@@ -32,6 +34,8 @@ _RENDERERS = {
     Explanation: ("explain_terminal:print_explanation", "explain_page:explanation_page"),
     AnatomyDescription: ("anatomy_terminal:print_anatomy", "anatomy_page:anatomy_page"),
     LensReading: ("lens_terminal:print_lens", "lens_page:lens_page"),
+    Reproduction: ("reproduction_terminal:print_reproduction", "reproduction_page:reproduction_page"),
+    ExperimentList: ("reproduction_terminal:print_list", ""),
     Experiment: ("experiment_terminal:print_experiment", "experiment_page:experiment_page"),
     Compared: ("steer_terminal:print_comparison", "steer_page:comparison_page"),
     PatchReading: ("patch_terminal:print_patch", "patch_page:patch_page"),
@@ -101,7 +105,7 @@ def as_html(result: Document) -> str:
 def _renderer(result: Document, which: int) -> Callable:
     """A function of a report, imported when it is needed: rich's tables take a tenth of a second."""
     found = _RENDERERS.get(type(result))
-    if found is None:
+    if found is None or not found[which]:
         raise TypeError(f"there is no report for {type(result).__name__}")
     module, _, name = found[which].partition(":")
     return getattr(import_module(f"mainstem.report.{module}"), name)

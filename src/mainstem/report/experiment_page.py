@@ -9,7 +9,12 @@ from mainstem.report.line_chart import line_chart
 
 def experiment_page(e: Experiment) -> str:
     """The page of an experiment."""
-    body = [
+    return p.page(f"{e.title}, {e.model['name']}", experiment_parts(e), e.provenance, e.as_dict())
+
+
+def experiment_parts(e: Experiment) -> list[str]:
+    """What stands in the page: title, claims, figures, tables, notes."""
+    return [
         p.model_line(f"reproduce {e.name}", e.model, e.provenance),
         f"<h1>{p.esc(e.title)}</h1>",
         f"<p>{p.esc(e.question)}</p>",
@@ -18,17 +23,20 @@ def experiment_page(e: Experiment) -> str:
         *(experiment_table(table) for table in e.tables if table.rows),
         p.notices(e.warnings, e.notes),
     ]
-    return p.page(f"{e.title}, {e.model['name']}", body, e.provenance, e.as_dict())
+
+
+def finding_cell(claim: Claim) -> str:
+    """A finding with its sign, in the colour of its kind."""
+    css = {"reproduced": "pos", "in part": "", "not reproduced": "neg", "measured": "quiet"}[claim.finding]
+    return p.cell(f'<strong class="{css}">{MARKS[claim.finding]} {p.esc(claim.finding)}</strong>')
 
 
 def _claims(claims: list[Claim]) -> str:
-    css = {"reproduced": "pos", "in part": "", "not reproduced": "neg", "measured": "quiet"}
     heads = [("claim", ""), ("finding", ""), ("published", ""), ("measured", ""), ("null", "")]
     rows = []
     for claim in claims:
-        finding = f'<strong class="{css[claim.finding]}">{MARKS[claim.finding]} {p.esc(claim.finding)}</strong>'
         published = f'{p.esc(claim.published)}<br><span class="quiet">{p.esc(claim.source)}</span>'
-        cells = [p.cell(p.esc(claim.claim)), p.cell(finding), p.cell(published), p.cell(p.esc(claim.measured))]
+        cells = [p.cell(p.esc(claim.claim)), finding_cell(claim), p.cell(published), p.cell(p.esc(claim.measured))]
         rows.append(p.row(*cells, p.cell(p.esc(claim.null), "quiet")))
     return p.table(heads, rows, "prose")
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mainstem.analysis.intervals import Interval
-from mainstem.report.text import NOTHING, compact, count, visible_or
+from mainstem.experiments.everything import Part
+from mainstem.report.text import NOTHING, compact, count, plural, visible_or
 
 MARKS = {"reproduced": "✓", "in part": "~", "not reproduced": "✗", "measured": "·"}
 """A sign for each finding."""
@@ -32,3 +33,29 @@ def arms(names: Iterable[str]) -> dict[str, list[str]]:
     for name in names:
         found.setdefault(name.partition(", seed ")[0], []).append(name)
     return found
+
+
+def duration(seconds: float | None) -> str:
+    """A time to the digits that matter: 40 s, 3 min, 1.5 h."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def about_part(part: Part) -> str:
+    """How long a part took, and whether an earlier run did it."""
+    return f"{duration(part.seconds)}, kept from {part.kept}" if part.kept else duration(part.seconds)
+
+
+def findings(parts: Iterable[Part]) -> str:
+    """How many claims have which finding, and how many experiments failed."""
+    made = list(parts)
+    claims = [claim for part in made if part.experiment for claim in part.experiment.claims]
+    counts = [(sum(claim.finding == finding for claim in claims), finding) for finding in MARKS]
+    failed = sum(part.failure is not None for part in made)
+    words = [f"{count(n)} {finding}" for n, finding in counts if n]
+    if failed:
+        words.append(f"{plural(failed, 'experiment')} failed")
+    return f"{plural(len(claims), 'claim')} of {plural(len(made), 'experiment')}: {', '.join(words) or 'nothing found'}"

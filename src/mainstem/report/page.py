@@ -46,7 +46,7 @@ def page(title: str, body: Iterable[str], provenance: Provenance, document: Mapp
             f"<style>\n{colours}{sheet}</style>",
             "</head>",
             "<body>",
-            "<main>",
+            '<main id="top">',
             *body,
             footer(provenance),
             "</main>",

@@ -7,12 +7,17 @@ only ask and show: a result of other sources may differ, even where the version 
 import hashlib
 import os
 import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
 import mainstem
+from mainstem.experiments.outcome import ExperimentProvenance
+from mainstem.results.reading import Provenance
 
 LIBRARIES = ("torch", "transformers", "numpy")
 SHOWN_ONLY = ("cli", "report")
@@ -45,6 +50,41 @@ def machine(device: str = "cpu") -> str:
         if device.startswith("cuda"):
             parts.insert(0, torch.cuda.get_device_name(device))
     return ", ".join(parts)
+
+
+def trained(
+    seeds: Sequence[int], device: str, machines: Iterable[str] = (), model: str = "none: trained here"
+) -> ExperimentProvenance:
+    """The provenance of a result of models that were trained for it, as of now.
+
+    Args:
+        seeds: those of the models.
+        device: where they were trained.
+        machines: that made the numbers; by default this one.
+        model: what to say of a model.
+    """
+    import torch
+
+    return ExperimentProvenance(
+        **versions(),
+        model=model,
+        revision=None,
+        dtype="float32",
+        device=device,
+        seed=seeds[0],
+        seeds=list(seeds),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine="; ".join(machines) or machine(device),
+        threads=torch.get_num_threads(),
+    )
+
+
+def on_this_machine(found: Provenance) -> ExperimentProvenance:
+    """The provenance of a result on a model, with the code and the machine."""
+    import torch
+
+    place = {"machine": machine(found.device), "threads": torch.get_num_threads(), "seeds": [found.seed]}
+    return ExperimentProvenance(**{**asdict(found), **versions(), **place})
 
 
 def _processor() -> str:
