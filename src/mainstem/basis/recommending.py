@@ -3,8 +3,8 @@
 A quantiser is called harmless if neither its change of the loss nor its KL to full precision reaches 0.01 nats a token
 (1 % in perplexity) anywhere in its bootstrap interval, and harmful if the whole interval of either is beyond that; in
 between the tokens do not decide. The loss alone would not do: a model that predicts at random anyway loses nothing by
-other predictions. Of two quantisers one is better if the interval of their difference, token by token, leaves out zero; otherwise nothing is
-said for either. Everything holds for the texts measured, and says nothing of others.
+other predictions. Of two quantisers one is better if the interval of their difference, token by token, leaves out zero;
+otherwise nothing is said for either. Everything holds for the texts measured, and says nothing of others.
 """
 
 import math
@@ -191,8 +191,9 @@ def _is_harmful(row: QuantiserRow) -> bool:
 def _reason(row: QuantiserRow) -> str:
     assert row.quantiser != FULL
     return (
-        f"{named(row.quantiser, row.basis)}: the loss on {row.text} changes by {_change(row)}, KL to full precision is "
-        f"{_with_ends(row.kl, row.kl_low, row.kl_high)} nats a token; {row.flips:.1%} of the likeliest tokens are others."
+        f"{named(row.quantiser, row.basis)}: the loss on {row.text} changes by {_change(row)}, its KL to full "
+        f"precision is {_with_ends(row.kl, row.kl_low, row.kl_high)} nats a token; "
+        f"{row.flips:.1%} of the likeliest tokens are others."
     )
 
 
