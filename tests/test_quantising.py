@@ -4,11 +4,12 @@ import json
 import math
 
 import pytest
+import zoo
 from tiny_models import worded, words
 
 import mainstem
 from mainstem.analysis.quantizers import QUANTISERS
-from mainstem.basis.quantising import chosen_quantisers, quantise
+from mainstem.basis.quantising import chosen_quantisers, quantise, rotated_copy
 from mainstem.errors import ChoiceError, RefusedError, TextError, UsageError
 from mainstem.lab.texts import Text
 from mainstem.report import as_html, as_json, as_text
@@ -105,7 +106,19 @@ def test_requests_that_are_wrong_are_refused(tiny: Model) -> None:
         quantise(tiny, texts=[])
     with pytest.raises(TextError):
         quantise(tiny, texts=[words(0, n=5)], window=WINDOW)
+    with pytest.raises(UsageError, match=r"same name \(words\)"):  # their rows could not be told apart
+        quantise(tiny, texts=[words(0), words(1)], window=WINDOW)
     assert list(chosen_quantisers()) == list(QUANTISERS)
+
+
+def test_one_token_has_no_interval_and_one_quantiser_no_rival(tiny: Model) -> None:
+    table = as_text(quantise(tiny, ["absmax"], texts=[words(0)], tokens=2, window=2))
+    assert "– to –" not in table and "farthest" not in table and "absmax is this far from full precision" in table
+
+
+def test_a_copy_that_turns_while_it_runs_is_refused_in_words_of_its_own() -> None:
+    with pytest.raises(RefusedError, match=r"turns back and forth while it runs.*post_attention_layernorm.*own basis"):
+        rotated_copy(mainstem.open(zoo.build("gemma2", layers=1)), "hadamard")
 
 
 def test_a_model_that_is_quantised_already_is_refused(tiny: Model) -> None:

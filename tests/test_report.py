@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from mainstem.report import as_html, as_json, as_text, print_tables
 from mainstem.report import text as words
 from mainstem.report.alike import block_groups, layers_text, shape_groups
+from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.drawing import Tributary, stream
 from mainstem.report.lens_page import lens_figure
@@ -349,6 +350,42 @@ def test_courses_are_drawn_whatever_the_numbers(values):
     drawn = courses([f"L{i}.attn" for i in range(len(values))], [Course(" x", values, "p 0.1")], "a course")
     assert "nan" not in drawn.lower().replace("finance", "")
     Page(f"<div>{drawn}</div>")
+
+
+def _ticks(drawn: str) -> list[str]:
+    return re.findall(r'text-anchor="end">([^<]+)</text>', drawn)
+
+
+@pytest.mark.parametrize(
+    "values, ticks",
+    [([2.8, 3.6, 3.6, 3.4, 3.1], ["3.5", "3.0"]), ([0.61, 0.62, 0.6], ["0.62", "0.61", "0.60"]),
+     ([-9.0, -4.0, -7.0], ["−5", "0"])],
+)  # fmt: skip
+def test_ticks_have_as_many_decimals_as_tell_them_apart(values, ticks):
+    shown = _ticks(courses([f"L{i}.mlp" for i in range(len(values))], [Course("x", values, "")], "a course"))
+    assert len(set(shown)) == len(shown) and set(ticks) <= set(shown)
+
+
+def test_only_first_states_far_below_the_others_are_cut_off():
+    names = [f"L{i}.mlp" for i in range(5)]
+    assert "lower than the drawing" not in courses(names, [Course("x", [2.8, 3.6, 3.6, 3.4, 3.1], "")], "a course")
+    assert "down to −500" in courses(names, [Course("x", [-500.0, -90.0, -9.0, -3.0, -1.0], "")], "a course")
+    high = courses(names, [Course("x", [9.0, 2.0, 3.0, 1.0, 2.0], "")], "a course")
+    ys = [float(y) for y in re.findall(r"[\d.]+,([\d.]+)", re.findall(r'points="([^"]+)"', high)[0])]
+    assert ys[0] < min(ys[1:])  # the largest is above the others, first as it is
+
+
+def test_the_name_of_a_line_is_shown_as_it_is():
+    drawn = courses(["embed", "L0.mlp"], [Course("as it is", [1.0, 2.0], "")], "a course")
+    assert '<tspan class="mono">as it is</tspan>' in drawn
+
+
+def test_names_beside_bars_have_room():
+    name = "everywhere, mean, first position apart"
+    drawn = interval_bars([(name, 0.5, 0.1, 0.9), ("zero", -0.5, -0.7, 0.0)], "bars")
+    x = float(re.findall(rf'<text x="([\d.]+)"[^>]*>{name}<', drawn)[0])
+    assert x - 7.2 * len(name) >= 0
+    assert all(float(left) > x for left in re.findall(r'<rect class="bar-for" x="([\d.]+)"', drawn))
 
 
 def test_a_unit_is_shown_with_its_null_and_its_sigmoids():

@@ -59,6 +59,10 @@ def test_files_that_are_no_text_are_refused(tmp_path, name, content, message):
 def test_what_is_not_there_is_refused(tmp_path, monkeypatch):
     with pytest.raises(TextError, match="no such text"):
         open_text(tmp_path / "nothing.txt")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("not asked for", encoding="utf-8")
+    with pytest.raises(TextError, match="No text is named.*drama"):
+        open_text("")
     with pytest.raises(TextError, match="no such text.*drama"):
         open_text("what is this?")
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -13,8 +13,9 @@ from torch import nn
 import mainstem
 from mainstem.analysis.top_mass import pattern_measures
 from mainstem.basis.ablating import WHERES, _measured
+from mainstem.basis.ablation_rows import verdicts
 from mainstem.causal.changes import Pass, change_taps
-from mainstem.causal.evaluation import evaluate
+from mainstem.causal.evaluation import Evaluation, evaluate
 from mainstem.causal.head_changes import received
 from mainstem.causal.stream_statistics import PointMoments, watch
 from mainstem.causal.top_attention import top_attention
@@ -244,15 +245,28 @@ def encoded(monkeypatch):
 def test_a_planted_dimension_matters_and_random_ones_do_not(encoded):
     model = mainstem.open(Planted().eval())
     section = taken_out(model, PLANTED, draws=10).ablations
-    verdicts = {(v.where, v.control): v for v in section.verdicts}
+    against = {(v.where, v.control): v for v in section.verdicts}
     rows = {row.what: row for row in section.patterns}
     assert rows["zero"].moved > 4 * rows["random"].moved
     zero = next(r for r in section.runs if (r.where, r.what, r.tokens) == ("attention", "zero", section.control_tokens))
     random = next(r for r in section.runs if (r.where, r.what) == ("attention", "random"))
     assert zero.kl > 4 * random.kl
-    assert set(verdicts) == {(w, c) for w in ("attention", "everywhere") for c in ("random", "nearest", "same_norm")}
+    assert set(against) == {(w, c) for w in ("attention", "everywhere") for c in ("random", "nearest", "same_norm")}
     other = taken_out(model, PLANTED + 1).ablations
     assert other.patterns[1].moved < rows["zero"].moved / 4
+
+
+def test_nothing_is_so_many_times_as_much_where_one_of_the_two_lowers_the_perplexity():
+    plain, worse, better = (
+        Evaluation(torch.full((4,), loss), torch.zeros(4), torch.zeros(4, dtype=torch.bool), torch.ones(4))
+        for loss in (2.0, 2.5, 1.5)
+    )
+    names = [f"{where} {control}" for where in ("attention", "everywhere") for control in ("random 0", "same_norm 0")]
+    made = {"nowhere none": plain, "attention zero": better, "everywhere zero": worse} | dict.fromkeys(names, worse)
+    made |= {f"{where} nearest 0": better for where in ("attention", "everywhere")}
+    times = {(v.where, v.control): v.times for v in verdicts(made)}
+    assert times["everywhere", "random"] == pytest.approx(1.0)
+    assert times["attention", "random"] is times["attention", "nearest"] is times["everywhere", "nearest"] is None
 
 
 def test_attentions_inputs_are_measured_also_where_another_matrix_comes_first(encoded):
@@ -417,7 +431,7 @@ def test_the_default_models_outlier_dimension(demo_model):
     patterns = {row.what: row for row in section.patterns}
     assert patterns["zero"].top < 0.75 * patterns["none"].top
     assert patterns["random"].top == pytest.approx(patterns["none"].top, abs=0.02)
-    verdicts = {(v.where, v.control): v for v in section.verdicts}
-    assert verdicts["attention", "random"].beats and verdicts["attention", "nearest"].beats
+    against = {(v.where, v.control): v for v in section.verdicts}
+    assert against["attention", "random"].beats and against["attention", "nearest"].beats
     rows = {r.what: r for r in section.runs if r.where == "attention" and r.tokens == section.tokens}
     assert rows["mean_by_place"].change < rows["zero"].change / 4

@@ -100,7 +100,7 @@ def verdicts(controls: Evaluations) -> list[ControlVerdict]:
         for control in CONTROLS:
             draws = draws_of(controls, where, control)
             raised = math.expm1(min(_mean(draws), MOST))
-            times = math.expm1(min(own, MOST)) / raised if raised > 0 else None
+            times = math.expm1(min(own, MOST)) / raised if min(own, raised) > 0 else None
             found.append(ControlVerdict(where, control, times, own > max(draws)))
     return found
 

@@ -29,7 +29,7 @@ from mainstem.causal.evaluation import Evaluation, Run, evaluate
 from mainstem.causal.linear_layers import LinearLayer, linear_layers, refuse_quantised, unquantised
 from mainstem.causal.quantised import Prepared, input_maxima, layer_errors, prepared, quantised_run
 from mainstem.causal.reference import reference_text
-from mainstem.errors import ChoiceError, UsageError
+from mainstem.errors import AnatomyError, ChoiceError, RefusedError, UsageError
 from mainstem.lab.texts import SHIPPED, Text
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.discovery import discover
@@ -103,7 +103,7 @@ def quantise(
 
     Raises:
         ChoiceError: no quantiser or rotation of this name.
-        UsageError: no text, or a threshold that is not above zero.
+        UsageError: no text, two texts of one name, or a threshold that is not above zero.
         TextError: a text cannot be had, or is shorter than a window.
         RefusedError: the model is quantised already, or a layer cannot be, or the model not rotated; names the place.
         NotFiniteError: a layer overflows; names it.
@@ -112,6 +112,7 @@ def quantise(
     if not texts:
         raise UsageError("No text to predict", None, f"Name one, such as {next(iter(SHIPPED))}.")
     on = [reference(model, text, tokens, window) for text in texts]
+    _refuse_same_names(on)
     refuse_quantised(model.module)
     copies = {} if rotation is None else {ROTATED: rotated_copy(model, rotation, say)}
     section = quantiser_section(model, on, chosen, copies, say)
@@ -126,16 +127,33 @@ def quantise(
     )
 
 
+def _refuse_same_names(on: Sequence[Reference]) -> None:
+    """Rows and tables are told apart by the names of their texts."""
+    for i, each in enumerate(on):
+        if any(other.text.name == each.text.name for other in on[:i]):
+            raise UsageError("Two texts have the same name", each.text.name, "Give each once, or rename a file.")
+
+
 def rotated_copy(model: "Model", rotation: str, say: Say = lambda text: None) -> Copy:
     """A copy of the model whose stream is rotated, checked in float64.
 
     Raises:
-        ChoiceError, RefusedError, ParallelStreamsError, CertificateError: as `mainstem.basis.rotating.rotate`.
+        ChoiceError, RefusedError, ParallelStreamsError, CertificateError: as `mainstem.basis.rotating.rotate`; a copy
+            that turns back and forth while it runs is refused where its matrices cannot be found.
     """
     say("Rotating a copy of the model")
     made = rotate(model, rotation)
-    with made.running():
-        anatomy = discover(made.model, **base_arguments(made.model))
+    try:
+        with made.running():
+            anatomy = discover(made.model, **base_arguments(made.model))
+    except AnatomyError as error:
+        if not made.turning.brackets:
+            raise
+        raise RefusedError(
+            "The rotated copy turns back and forth while it runs, so that its matrices are not found",
+            made.turning.brackets[0].where,
+            remedy="Quantise this model in its own basis.",
+        ) from error
     return Copy(made.model, anatomy, made.running)
 
 

@@ -1,13 +1,16 @@
 """What a basis report recommends: rules on the numbers of its sections, each of which can come out either way.
 
-A change is called harmless if the whole of its bootstrap interval is below 0.01 nats a token, 1 % in perplexity. Of
-two quantisers one is better if the interval of their difference, token by token, leaves out zero; otherwise nothing is
-said for either. Everything holds for the texts measured, and says nothing of others.
+A quantiser is called harmless if neither its change of the loss nor its KL to full precision reaches 0.01 nats a token
+(1 % in perplexity) anywhere in its bootstrap interval, and harmful if the whole interval of either is beyond that; in
+between the tokens do not decide. The loss alone would not do: a model that predicts at random anyway loses nothing by
+other predictions. Of two quantisers one is better if the interval of their difference, token by token, leaves out zero;
+otherwise nothing is said for either. Everything holds for the texts measured, and says nothing of others.
 """
 
+import math
 from collections.abc import Iterable
 
-from mainstem.results.basis_ablations import AblationSection
+from mainstem.results.basis_ablations import AblationRow, AblationSection
 from mainstem.results.basis_kurtosis import KurtosisSection
 from mainstem.results.basis_outliers import OutlierSection
 from mainstem.results.basis_quantisers import AS_IT_IS, FULL, CloserRow, QuantiserRow, QuantiserSection, named
@@ -15,7 +18,7 @@ from mainstem.results.basis_recommendation import Advice, RecommendationSection
 from mainstem.results.basis_rounding import RoundingSection
 
 HARMLESS = 0.01
-"""The largest change of the loss, nats a token, that is called harmless."""
+"""The change of the loss, and the KL to full precision, nats a token, below which a quantiser is harmless."""
 
 FAR = 2.0
 """How many times the largest kurtosis after a rotation is far from it: states share their large directions, so that
@@ -58,7 +61,7 @@ def on_basis(section: KurtosisSection) -> Advice:
     )
     if len(above) > len(states) / 2:
         return Advice("basis", "The basis is privileged: expect trouble with formats of few bits.", [reason])
-    return Advice("basis", "The basis is hardly privileged: formats of few bits should do.", [reason])
+    return Advice("basis", "The basis is hardly privileged: it is no obstacle to formats of few bits.", [reason])
 
 
 def on_outliers(section: OutlierSection, ablations: AblationSection | None) -> Advice:
@@ -79,21 +82,27 @@ def on_outliers(section: OutlierSection, ablations: AblationSection | None) -> A
         if row.qualifies
     ]
     what, it = ("dimensions", "them") if len(found) > 1 else ("dimension", "it")
-    text = f"Keep {what} {', '.join(found)} out of coarse scales, and do not prune {it}."
-    return Advice("outliers", text, reasons + _ablated(ablations))
+    zero, mean = _taken_out(ablations)
+    prune = f", and do not prune {it}" if zero is not None and zero.low > HARMLESS else ""
+    return Advice(
+        "outliers", f"Keep {what} {', '.join(found)} out of coarse scales{prune}.", reasons + _ablated(zero, mean)
+    )
 
 
-def _ablated(section: AblationSection | None) -> list[str]:
-    if section is None:
+def _taken_out(section: AblationSection | None) -> tuple[AblationRow | None, AblationRow | None]:
+    """The dimensions zeroed at attention's inputs, and at their means, on as many tokens as there are."""
+    rows = [row for row in section.runs if row.where == "attention"] if section is not None else []
+    longest = max((row.tokens for row in rows), default=0)
+    runs = {row.what: row for row in rows if row.tokens == longest}
+    return runs.get("zero"), runs.get("mean_by_place")
+
+
+def _ablated(zero: AblationRow | None, mean: AblationRow | None) -> list[str]:
+    if zero is None or mean is None:
         return []
-    longest = max(row.tokens for row in section.runs)
-    runs = {row.what: row for row in section.runs if row.where == "attention" and row.tokens == longest}
-    if not {"zero", "mean_by_place"} <= set(runs):
-        return []
-    dimensions = ", ".join(str(row.dimension) for row in section.dimensions)
     return [
-        f"Without {dimensions} at attention's inputs the perplexity is {runs['zero'].ratio:.3g} times as large; with "
-        f"constants in their place {runs['mean_by_place'].ratio:.3g} times."
+        f"Without them at attention's inputs the perplexity is {zero.ratio:.3g} times as large ({_change(zero)} nats a "
+        f"token); with constants in their place {mean.ratio:.3g} times."
     ]
 
 
@@ -103,14 +112,18 @@ def on_int8(section: QuantiserSection) -> Advice:
     reasons = [_reason(row) for row in (plain, mixed) if row is not None]
     for row, text in (
         (plain, "Quantise to int8 with a scale for each row and column (vector-wise): nothing more is needed."),
-        (mixed, "Quantise to int8 with outliers in floating point (LLM.int8()): without them it does harm."),
+        (mixed, "Quantise to int8 with outliers in floating point (LLM.int8()): that alone is shown to be harmless."),
     ):
-        if row is not None and row.high < HARMLESS:
+        if row is not None and _is_harmless(row):
             return Advice("int8", text, reasons)
     pair = _pair(section, MIXED, PLAIN)
     if pair is not None and pair.closer == MIXED:
-        return Advice("int8", "Prefer LLM.int8() to plain scales; neither is without harm.", [*reasons, _apart(pair)])
-    return Advice("int8", f"Neither {PLAIN} nor {MIXED} is harmless in this basis.", reasons)
+        return Advice(
+            "int8", "Prefer LLM.int8() to plain scales; neither is shown to be harmless.", [*reasons, _apart(pair)]
+        )
+    if all(row is not None and _is_harmful(row) for row in (plain, mixed)):
+        return Advice("int8", f"{PLAIN} and {MIXED} both do harm in this basis.", reasons)
+    return Advice("int8", "These tokens do not show whether int8 is harmless in this basis: measure on more.", reasons)
 
 
 def on_rotation(section: QuantiserSection) -> Iterable[Advice]:
@@ -135,10 +148,13 @@ def on_four_bits(section: QuantiserSection) -> Iterable[Advice]:
     rows = [row for row in section.rows if row.quantiser in FOUR_BITS and row.text == section.rows[0].text]
     if not rows:
         return
-    harmless = [named(row.quantiser, row.basis) for row in rows if row.high < HARMLESS]
-    text = (
-        f"4 bits do no harm: {', '.join(harmless)}." if harmless else "4 bits by rounding to nearest do harm: take 8."
-    )
+    harmless = [named(row.quantiser, row.basis) for row in rows if _is_harmless(row)]
+    if harmless:
+        text = f"4 bits do no harm: {'; '.join(harmless)}."
+    elif all(map(_is_harmful, rows)):
+        text = "4 bits by rounding to nearest do harm: take 8."
+    else:
+        text = "These tokens do not show 4 bits to be harmless: take 8, or measure on more."
     yield Advice("4 bits", text, [_reason(row) for row in rows])
 
 
@@ -146,7 +162,7 @@ def on_dtype(section: RoundingSection) -> Advice:
     """Which narrow float dtype holds the stream."""
     rows = {row.dtype: row for row in section.dtypes if row.dtype in NARROW}
     over = [row for row in rows.values() if row.overflow]
-    lost = "; ".join(f"{row.dtype} {row.lost:.1%}" for row in rows.values() if row.lost is not None)
+    lost = "; ".join(f"{row.dtype} {100 * row.lost:.2g} %" for row in rows.values() if row.lost is not None)
     reasons = [f"Rounding takes of each write, on average: {lost}."] if lost else []
     reasons += [f"{row.dtype} overflows at {row.overflow}." for row in over]
     if over:
@@ -163,16 +179,36 @@ def _pair(section: QuantiserSection, first: str, second: str) -> CloserRow | Non
     return next((pair for pair in section.closer if (pair.first, pair.second) == (first, second)), None)
 
 
+def _is_harmless(row: QuantiserRow) -> bool:
+    """Undefined ends, as of a single token, are below nothing."""
+    return row.high < HARMLESS and row.kl_high < HARMLESS
+
+
+def _is_harmful(row: QuantiserRow) -> bool:
+    return row.low >= HARMLESS or row.kl_low >= HARMLESS
+
+
 def _reason(row: QuantiserRow) -> str:
     assert row.quantiser != FULL
     return (
-        f"{named(row.quantiser, row.basis)}: the loss on {row.text} changes by {row.change:+.4f} [{row.low:+.4f}, "
-        f"{row.high:+.4f}] nats a token, {row.flips:.1%} of the likeliest tokens are others."
+        f"{named(row.quantiser, row.basis)}: the loss on {row.text} changes by {_change(row)}, its KL to full "
+        f"precision is {_with_ends(row.kl, row.kl_low, row.kl_high)} nats a token; "
+        f"{row.flips:.1%} of the likeliest tokens are others."
     )
 
 
 def _apart(pair: CloserRow) -> str:
     return (
-        f"KL to full precision on {pair.text}, {pair.first} less {pair.second}: {pair.difference:+.4f} "
-        f"[{pair.low:+.4f}, {pair.high:+.4f}] nats a token."
+        f"KL to full precision on {pair.text}, {pair.first} less {pair.second}: "
+        f"{_with_ends(pair.difference, pair.low, pair.high, '+')} nats a token."
     )
+
+
+def _change(row: QuantiserRow | AblationRow) -> str:
+    return _with_ends(row.change, row.low, row.high, "+")
+
+
+def _with_ends(mean: float, low: float, high: float, sign: str = "") -> str:
+    """A mean with its interval, or without where one has none."""
+    texts = [f"{x:{sign}.4f}".replace("-", "−") for x in (mean, low, high)]
+    return texts[0] if math.isnan(low) or math.isnan(high) else f"{texts[0]} [{texts[1]}, {texts[2]}]"

@@ -64,6 +64,8 @@ def open_text(source: str | Path = "drama") -> Text:
     if str(source) in SHIPPED:
         data = files("mainstem") / "data" / f"{source}.txt"
         return Text(str(source), SHIPPED[str(source)], data.read_text(encoding="utf-8"))
+    if not str(source).strip():  # which would name the present directory
+        raise TextError("No text is named", None, _REMEDY)
     path = Path(source).expanduser()
     if path.is_file():
         return _checked(path.name, str(path), _read(path))

@@ -17,7 +17,7 @@ WHAT = {
     "mean_by_place": "mean, first position apart",
     "random": "random dimensions",
     "nearest": "nearest in size",
-    "same_norm": "same norm, random dimensions",
+    "same_norm": "random, same norm",
 }
 """What stands in the dimensions' place, and controls, in words."""
 
@@ -49,8 +49,8 @@ def found(section: AblationSection) -> str:
     runs = {run.what: run for run in section.runs if run.where == "attention" and run.tokens == section.tokens}
     zero, mean = runs["zero"], runs["mean_by_place"]
     verdicts = [verdict for verdict in section.verdicts if verdict.where == "attention"]
-    beaten = ", ".join(WHAT[verdict.control] for verdict in verdicts if verdict.beats)
-    unbeaten = ", ".join(WHAT[verdict.control] for verdict in verdicts if not verdict.beats)
+    beaten = " / ".join(WHAT[verdict.control] for verdict in verdicts if verdict.beats)
+    unbeaten = " / ".join(WHAT[verdict.control] for verdict in verdicts if not verdict.beats)
     return (
         f"zeroed at attention’s inputs: perplexity {percent(zero.ratio)}; their means there, first positions apart: "
         f"{percent(mean.ratio)}; more than every draw of: {beaten or 'no control'}"

@@ -31,7 +31,7 @@ def _courses(rows: list[PointRow]) -> str:
         return ""
     columns = {
         "all": [row.kurtosis for row in rows],
-        "no-first": [row.without_first for row in rows],
+        "no first": [row.without_first for row in rows],
         "rotated": [row.rotated for row in rows],
     }
     lines = [Course(name, values, compact(values[-1])) for name, values in columns.items()]

@@ -7,13 +7,11 @@ from mainstem.report.basis_quantisers_text import TITLE, caption, found, tables
 from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.experiment_page import experiment_table
-from mainstem.report.text import plural, shortened
+from mainstem.report.text import plural
 from mainstem.results.basis_quantisers import AS_IT_IS, FULL, LayerErrorRow, QuantiserRow, QuantiserSection, named
 
 LINES = 8
 """As many quantisers are drawn along the layers; the table has all."""
-LABEL = 30
-"""Characters that fit beside a bar."""
 
 
 def quantisers_section(section: QuantiserSection) -> str:
@@ -26,7 +24,7 @@ def quantisers_section(section: QuantiserSection) -> str:
 
 def _bars(section: QuantiserSection, text: str) -> str:
     rows = [
-        (shortened(_label(row), LABEL), row.kl, row.kl_low, row.kl_high)
+        (_label(row), row.kl, row.kl_low, row.kl_high)
         for row in section.rows
         if row.text == text and row.quantiser != FULL
     ]

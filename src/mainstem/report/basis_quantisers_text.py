@@ -1,5 +1,7 @@
 """What quantisers do, in words: what the tables for the terminal and the page both say."""
 
+import math
+
 from mainstem.experiments.outcome import ExperimentTable
 from mainstem.report.text import NOTHING, count, plain, plural, scientific, signed
 from mainstem.results.basis_quantisers import (
@@ -33,10 +35,12 @@ def found(section: QuantiserSection) -> str:
     name = section.texts[0]["name"]
     rows = [row for row in section.rows if row.text == name and row.quantiser != FULL]
     best, worst = (pick(rows, key=lambda row: row.kl) for pick in (min, max))
+    measured = f"KL {plain(best.kl, 4)} nats a token, {best.flips:.1%} of predictions flip"
+    if len(rows) == 1:
+        return f"on {name}, {named(best.quantiser, best.basis)} is this far from full precision: {measured}"
     return (
-        f"on {name}, {named(best.quantiser, best.basis)} is closest to full precision (KL {plain(best.kl, 4)} nats a "
-        f"token, {best.flips:.1%} of predictions flip), {named(worst.quantiser, worst.basis)} is farthest "
-        f"({plain(worst.kl, 4)}, {worst.flips:.1%})"
+        f"on {name}, {named(best.quantiser, best.basis)} is closest to full precision ({measured}), "
+        f"{named(worst.quantiser, worst.basis)} is farthest ({plain(worst.kl, 4)}, {worst.flips:.1%})"
     )
 
 
@@ -68,7 +72,7 @@ _RUN_HEADS = ["perplexity", "change of loss", "interval", "KL", "flips"]
 def _run(row: QuantiserRow, several: bool) -> list[str]:
     numbers = [f"{row.perplexity:,.2f}" if row.perplexity < 1e6 else scientific(row.perplexity)]
     if row.change or row.kl:
-        numbers += [signed(row.change, 4), f"{signed(row.low, 4)} to {signed(row.high, 4)}"]
+        numbers += [signed(row.change, 4), _interval(row)]
         numbers += [plain(row.kl, 4), f"{row.flips:.1%}"]
     else:
         numbers += [NOTHING] * 4
@@ -79,8 +83,12 @@ _CLOSER_HEADS = ["text", "first", "second", "difference", "interval", "closer"]
 
 
 def _closer(row: CloserRow) -> list[str]:
-    interval = f"{signed(row.low, 4)} to {signed(row.high, 4)}"
-    return [row.text, row.first, row.second, signed(row.difference, 4), interval, row.closer or "neither"]
+    return [row.text, row.first, row.second, signed(row.difference, 4), _interval(row), row.closer or "neither"]
+
+
+def _interval(row: QuantiserRow | CloserRow) -> str:
+    """Its ends, or nothing where one token has none."""
+    return NOTHING if math.isnan(row.low) else f"{signed(row.low, 4)} to {signed(row.high, 4)}"
 
 
 def layers_caption(section: QuantiserSection) -> str:

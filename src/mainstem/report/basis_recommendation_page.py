@@ -11,5 +11,5 @@ def recommendation_section(section: RecommendationSection) -> str:
         + "".join(f"<dd>{p.esc(reason)}</dd>" for reason in advice.reasons)
         for advice in section.advice
     )
-    caption = "on the texts measured; harmless is below 0.01 nats a token, 1 % in perplexity"
+    caption = "on the texts measured; harmless: change of the loss and KL below 0.01 nats a token"
     return p.section("Recommendation", p.esc(caption), f"<dl class='advice'>{items}</dl>")

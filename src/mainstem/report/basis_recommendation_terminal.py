@@ -10,7 +10,11 @@ from mainstem.results.basis_recommendation import RecommendationSection
 
 def print_recommendation(console: Console, section: RecommendationSection) -> None:
     """Prints each recommendation with its reasons below it."""
-    console.print(t.heading("Recommendation", "on the texts measured; harmless is below 0.01 nats a token"))
+    console.print(
+        t.heading(
+            "Recommendation", "on the texts measured; harmless: change of the loss and KL below 0.01 nats a token"
+        )
+    )
     for advice in section.advice:
         console.print(t.labelled(advice.about, Text(advice.text)))
         for reason in advice.reasons:

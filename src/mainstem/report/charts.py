@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from mainstem.report.drawing import CHARACTER, WIDTH
 from mainstem.report.page import esc
-from mainstem.report.text import compact
+from mainstem.report.text import compact, shortened
 
-WIDTH = 1120
-NAMES, NUMBERS = 220, 190
+NUMBERS = 190
 ROW = 26.0
+LONGEST = 60
+"""Characters of a name that are shown."""
 
 
 def interval_bars(rows: Sequence[tuple[str, float, float, float]], label: str) -> str:
@@ -17,18 +19,20 @@ def interval_bars(rows: Sequence[tuple[str, float, float, float]], label: str) -
         return ""
     most, least = max(0.0, *(row[3] for row in drawable)), min(0.0, *(row[2] for row in drawable))
     span = (most - least) or 1.0
+    names = [shortened(row[0], LONGEST) for row in drawable]
+    start = 24 + CHARACTER * max(map(len, names))
 
     def x(value: float) -> float:
-        return NAMES + (WIDTH - NAMES - NUMBERS) * (value - least) / span
+        return start + (WIDTH - start - NUMBERS) * (value - least) / span
 
     height = ROW * len(drawable) + 12
     parts = [f'<line class="axis" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="0" y2="{height:.0f}"/>']
-    for i, (name, mean, low, high) in enumerate(drawable):
+    for i, (name, (_, mean, low, high)) in enumerate(zip(names, drawable, strict=True)):
         y = ROW * i + 6
         left, right = sorted((x(0), x(mean)))
         middle = y + ROW / 2 - 3
         parts += [
-            f'<text x="{NAMES - 12}" y="{middle + 4:.1f}" text-anchor="end">{esc(name)}</text>',
+            f'<text x="{start - 12:.1f}" y="{middle + 4:.1f}" text-anchor="end">{esc(name)}</text>',
             f'<rect class="bar-for" x="{left:.1f}" y="{y:.1f}" width="{right - left:.1f}" height="{ROW - 8:.1f}"/>',
             f'<line class="whisker" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>',
             f'<text class="small" x="{x(max(0.0, mean, high)) + 10:.1f}" y="{middle + 4:.1f}">{esc(compact(mean))} '

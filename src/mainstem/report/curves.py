@@ -16,13 +16,21 @@ from mainstem.results.unit import Sigmoid
 
 DRAWABLE = 1e9
 TOP, BELOW = 18.0, 34.0
+SQUASHED = 3.0
+"""How many times as high as all later states a drawing may become by the first two before these are cut off."""
 PLOT = 540.0
 """The width of a sigmoid's plot."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """A token's log-probability (or another number) after each state; `end` is what to write at its last point."""
+    """A number after each state, such as a token's log-probability.
+
+    Attributes:
+        name: as it is to be shown.
+        values: after each state.
+        end: what to write at its last point.
+    """
 
     name: str
     values: Sequence[float]
@@ -39,7 +47,7 @@ class Panel:
 
 
 def courses(names: Sequence[str], lines: Sequence[Course], label: str, height: float = 250.0) -> str:
-    """Lines over the states of the stream; what lies below the drawing is cut off, and said so."""
+    """Lines over the states of the stream; first states far below all others are cut off, and said so."""
     panel = course_panel(names, lines, height)
     return svg(panel.height, label, panel.parts) + panel.note
 
@@ -49,25 +57,24 @@ def course_panel(names: Sequence[str], lines: Sequence[Course], height: float = 
     top, bottom = TOP, height - BELOW
     values = [v for line in lines for v in line.values if drawable(v)]
     settled = [v for line in lines for v in list(line.values)[2:] if drawable(v)] or values or [0.0]
-    high, low = max(0.0, *settled), min(settled)
+    high, low = max([0.0, *values]), min(settled)
+    if high - min(values, default=low) <= SQUASHED * (high - low):
+        low = min(values, default=low)
     low = min(low, high - 1e-3)
 
     def y(value: float) -> float:
         return top + (bottom - top) * (high - max(min(value, high), low)) / (high - low)
 
     parts = []
-    for tick in ticks(low, high):
+    for tick, text in ticks(low, high):
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        text = esc(plain(tick, 0 if abs(tick) >= 1 or not tick else 1))
         parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
     ends = spread([y(next((v for v in reversed(line.values) if drawable(v)), 0.0)) for line in lines], 17.0)
     for n, line in enumerate(lines):
         css = f"s{min(n, 4)}"
         points = " ".join(f"{place(i, len(names)):.1f},{y(v):.1f}" for i, v in enumerate(line.values) if drawable(v))
-        parts.append(
-            f'<polyline class="line {css}" points="{points}"><title>{esc(visible(line.name))}</title></polyline>'
-        )
-        name = esc(shortened(visible(line.name), 12))
+        parts.append(f'<polyline class="line {css}" points="{points}"><title>{esc(line.name)}</title></polyline>')
+        name = esc(shortened(line.name, 12))
         parts.append(
             f'<text class="{css}" x="{WIDTH - RIGHT + 12}" y="{ends[n] + 4:.1f}"><tspan class="mono">{name}</tspan> '
             f"{esc(line.end)}</text>"
@@ -118,15 +125,14 @@ def sigmoid_panel(curves: Sequence[Sigmoid], height: float = 250.0) -> Panel:
 
 
 def _sigmoid_axes(
-    x: Callable[[float], float], y: Callable[[float], float], ticks: Sequence[float], bottom: float
+    x: Callable[[float], float], y: Callable[[float], float], ticks: Sequence[tuple[float, str]], bottom: float
 ) -> list[str]:
     """Lines of equal probability, and the marks and the name of the axis below."""
     parts = []
     for p in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{LEFT + PLOT:.0f}" y1="{y(p):.1f}" y2="{y(p):.1f}"/>')
         parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(p) + 4:.1f}" text-anchor="end">{p:g}</text>')
-    for tick in ticks:
-        text = esc(plain(tick, 0 if abs(tick) >= 1 or not tick else 1))
+    for tick, text in ticks:
         parts.append(
             f'<line class="axis" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{bottom:.1f}" y2="{bottom + 5:.1f}"/>'
         )
@@ -176,13 +182,14 @@ def drawable(value: float) -> bool:
     return abs(value) < DRAWABLE
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """A few round numbers between the ends."""
+def ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """A few round numbers between the ends, each with as many decimals as tell it from the next."""
     raw = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
     step = next((size * m for m in (1, 2, 5, 10) if size * m >= raw), size)
-    first = math.ceil(low / step)
-    return [n * step for n in range(first, math.floor(high / step) + 1)][:12]
+    first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
+    digits = max(0, -math.floor(math.log10(step)))
+    return [(n * step, plain(n * step, digits)) for n in range(first, last + 1)][:12]
 
 
 def spread(places: Sequence[float], least: float) -> list[float]:

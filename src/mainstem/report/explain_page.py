@@ -129,7 +129,7 @@ def _course(e: Explanation) -> str:
     values = [row.lens_log_probability for row in e.layers if row.lens_log_probability is not None]
     if not values:
         return ""
-    line = Course(e.target.token, values, f"p {probability(e.target.probability)}")
+    line = Course(visible(e.target.token), values, f"p {probability(e.target.probability)}")
     label = f"log-probability of {visible(e.target.token)} along the stream"
     caption = (
         f"the logit lens: log-probability of {p.token(e.target.token)}, in nats, if the model ended "

@@ -75,7 +75,7 @@ def _lines(r: LensReading, key: str) -> list[Course]:
     lines = []
     for i, token in enumerate(r.tokens[:LINES]):
         values = [getattr(state.course[i], key) for state in r.states]
-        lines.append(Course(token.token, values, plain(values[-1]) if values else ""))
+        lines.append(Course(visible(token.token), values, plain(values[-1]) if values else ""))
     return lines
 
 

@@ -12,7 +12,7 @@ from mainstem.report.curves import drawable, spread, ticks
 from mainstem.report.drawing import WIDTH, svg
 from mainstem.report.experiment_text import arms
 from mainstem.report.page import esc
-from mainstem.report.text import compact, plain, shortened, visible, visible_or
+from mainstem.report.text import compact, shortened, visible, visible_or
 
 LEFT, RIGHT, TOP, BOTTOM = 72, 280, 30.0, 300.0
 HEIGHT = 348.0
@@ -39,10 +39,7 @@ class Scale:
     def ticks(self) -> list[tuple[float, str]]:
         """Round numbers, and how they are written."""
         if not self.logarithmic:
-            found = ticks(self.low, self.high)
-            step = found[1] - found[0] if len(found) > 1 else 1.0
-            digits = max(0, math.ceil(-math.log10(step) - 1e-9))
-            return [(tick, plain(tick, digits)) for tick in found]
+            return ticks(self.low, self.high)
         decades = range(math.floor(self.low), math.ceil(self.high) + 1)
         factors = (1, 2, 5) if self.high - self.low < 2.5 else (1,)
         found = [factor * 10.0**decade for decade in decades for factor in factors]

@@ -126,8 +126,8 @@ class ControlVerdict:
     Attributes:
         where: "attention" or "everywhere".
         control: "random", "nearest" or "same_norm".
-        times: how many times as much they raise the perplexity as the control's mean draw; None where that does not
-            raise it.
+        times: how many times as much they raise the perplexity as the control's mean draw; None where one of the
+            two does not raise it.
         beats: whether they raise the loss more than every draw.
     """
 

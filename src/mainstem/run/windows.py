@@ -80,7 +80,9 @@ def windows(ids: Sequence[int], length: int = LENGTH, stride: int | None = None)
         raise UsageError("A stride is from 1 to the window's length", f"stride {step}", f"The window has {length}.")
     if len(ids) < length:
         raise TextError(
-            f"The text has {len(ids)} tokens, a window {length}", None, "Give a longer text, or a shorter window."
+            f"The text has {len(ids)} token{'s' * (len(ids) != 1)}, a window {length}",
+            None,
+            "Give a longer text, or a shorter window.",
         )
     last = len(ids) - length
     starts = [*range(0, last, step), last]
