@@ -99,6 +99,23 @@ def test_rows_of_a_batch_are_runs_of_their_own() -> None:
         torch.testing.assert_close(row, runs.logits([one])[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_runs_begin_at_the_destination_and_are_the_same(family: str) -> None:
+    model = zoo.build(family)
+    whole, neurons, anatomy, ids = _runs(model, position=6)
+    late = AblatedRuns(model, anatomy, ids, 6, many=True, **base_arguments(model))
+    units = [Unit.attention_neuron(0, 0, 1), Unit.attention_neuron(1, 1, 3)]
+    if not any(w.experts for w in anatomy.writes):
+        units.append(Unit.ffn_neuron(1, 5))
+    sets = [neurons.ablation([unit]) for unit in units]
+    sets += [Ablation(), neurons.ablation(units), neurons.ablation(units[:1], everywhere=True)]
+    means = neurons.all_but(sets[0], observe(model, anatomy, ids, **base_arguments(model)).mean())
+    expected = whole.logits([*sets, means])
+    torch.testing.assert_close(late.logits([*sets, means]), expected, rtol=1e-4, atol=1e-5)
+    assert late._replay is not None and late._replay.by_suffix and not late._replay.notes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
 def test_replacement_puts_the_value_in() -> None:
     model = zoo.build("llama")
     runs, neurons, anatomy, ids = _runs(model)

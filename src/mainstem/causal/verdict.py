@@ -20,7 +20,7 @@ from torch import Tensor
 from mainstem.analysis.parts import Group
 from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
 from mainstem.causal.controls import Place, Pool, units_of
-from mainstem.causal.outcomes import NAMED, RANDOM, AblationRow, Control, Outcome, Verdict, Verification
+from mainstem.causal.outcomes import NAMED, RANDOM, AblationRow, Control, Method, Outcome, Verdict, Verification
 from mainstem.causal.reference import Reference
 from mainstem.units import Unit
 
@@ -54,6 +54,20 @@ class Question:
     seed: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Runs that make one row of the account: what is taken out in each, and of controls the places."""
+
+    name: str
+    method: Method
+    count: int
+    ablations: Sequence[Ablation]
+    draws: Sequence[list[Place]] = ()
+
+    def row(self, logits: Tensor, ids: Sequence[int]) -> AblationRow:
+        return AblationRow(self.name, self.method, self.count, len(self.ablations), outcome(logits, ids))
+
+
 def verify(question: Question) -> Verification:
     """Takes the top units out, and the controls, and says what that shows."""
     generator = torch.Generator().manual_seed(question.seed)
@@ -61,18 +75,22 @@ def verify(question: Question) -> Verification:
     chosen = question.top(question.ids)
     units = units_of(chosen)
     before = outcome(question.runs.clean[None], question.ids)
-    rows = _methods(question, units, generator)
+    methods = _methods(question, units, generator)
+    controls = _controls(question, pool, chosen)
+    kept = _kept(question, pool, chosen)
+    logits = _logits(question, [*methods, *controls, *kept])
+    rows = [made.row(logits[made], question.ids) for made in methods]
     zeroed = next(row.outcome for row in rows if row.name == "both" and row.method == "zero")
     drop = before.log_probability - zeroed.log_probability
-    controls = _controls(question, pool, chosen, before, drop)
-    verdict = judge(drop, controls)
+    compared = [_control(pool, chosen, made, logits[made], question.ids, before, drop) for made in controls]
+    verdict = judge(drop, compared)
     return Verification(
         ablated={"units": [str(unit) for unit in units], **zeroed.__dict__},
         before=before,
         everywhere=question.everywhere,
         rows=rows,
-        kept=_kept(question, pool, chosen),
-        controls=controls,
+        kept=[made.row(logits[made], question.ids) for made in kept],
+        controls=compared,
         verdict=verdict,
         notes=_notes(question, rows, before, verdict, pool, len(units)),
     )
@@ -95,19 +113,25 @@ def outcome(logits: Tensor, ids: Sequence[int]) -> Outcome:
     return Outcome(float(own.exp().mean()), float(own.mean()), float(rank.mean()), float((1 / rank).mean()))
 
 
-def _methods(question: Question, units: Sequence[Unit], generator: torch.Generator) -> list[AblationRow]:
+def _logits(question: Question, asked: Sequence[_Asked]) -> dict[_Asked, Tensor]:
+    """The logits of every run that is asked for, made together: few large batches cost less than many small ones."""
+    rows = question.runs.logits([ablation for made in asked for ablation in made.ablations])
+    return dict(zip(asked, rows.split([len(made.ablations) for made in asked]), strict=True))
+
+
+def _methods(question: Question, units: Sequence[Unit], generator: torch.Generator) -> list[_Asked]:
     attention = [unit for unit in units if unit.kind == "attention_neuron"]
     ffn = [unit for unit in units if unit.kind != "attention_neuron"]
     sets = {"FFN neurons": ffn, "attention neurons": attention, "both": list(units)}
-    rows = []
-    for method in ("zero", "mean", "resample"):
+    asked = []
+    methods: tuple[Method, ...] = ("zero", "mean", "resample")
+    for method in methods:
         values = _replacements(question, method, generator)
         for name, own in sets.items():
             if own and values:
                 made = [question.neurons.ablation(own, value, question.everywhere) for value in values]
-                found = outcome(question.runs.logits(made), question.ids)
-                rows.append(AblationRow(name, method, len(own), len(values), found))
-    return rows
+                asked.append(_Asked(name, method, len(own), made))
+    return asked
 
 
 def _replacements(question: Question, method: str, generator: torch.Generator) -> list[dict]:
@@ -121,28 +145,35 @@ def _replacements(question: Question, method: str, generator: torch.Generator) -
     return [question.reference.at(place) for place in chosen.tolist()]
 
 
-def _controls(question: Question, pool: Pool, chosen: list[Place], before: Outcome, drop: float) -> list[Control]:
+def _controls(question: Question, pool: Pool, chosen: list[Place]) -> list[_Asked]:
     sets = pool.random_sets(chosen, question.draws)
     for name, tokens in question.others.items():
         sets[name] = [question.top([token]) for token in tokens]
-    own = pool.norm_of(chosen) or 1.0
-    out = []
-    for name, draws in sets.items():
-        if not draws:
-            continue
-        logits = question.runs.logits(
-            [question.neurons.ablation(units_of(d), None, question.everywhere) for d in draws]
-        )
-        each = [outcome(row[None], question.ids) for row in logits]
-        p = [found.probability for found in each]
-        largest = max(before.log_probability - found.log_probability for found in each)
-        norm = sum(pool.norm_of(draw) for draw in draws) / len(draws) / own
-        whole = all(len(draw) == len(chosen) for draw in draws)  # as many as the top units, or it is no control
-        out.append(Control(name, len(draws), sum(p) / len(p), min(p), max(p), largest, norm, whole and drop > largest))
-    return out
+    zeroed = {
+        name: [question.neurons.ablation(units_of(draw), None, question.everywhere) for draw in draws]
+        for name, draws in sets.items()
+    }
+    return [_Asked(name, "zero", len(sets[name][0]), made, sets[name]) for name, made in zeroed.items() if made]
 
 
-def _kept(question: Question, pool: Pool, chosen: list[Place]) -> list[AblationRow]:
+def _control(
+    pool: Pool,
+    chosen: list[Place],
+    made: _Asked,
+    logits: Tensor,
+    ids: Sequence[int],
+    before: Outcome,
+    drop: float,
+) -> Control:
+    each = [outcome(row[None], ids) for row in logits]
+    p = [found.probability for found in each]
+    largest = max(before.log_probability - found.log_probability for found in each)
+    norm = sum(pool.norm_of(draw) for draw in made.draws) / len(made.draws) / (pool.norm_of(chosen) or 1.0)
+    whole = all(len(draw) == len(chosen) for draw in made.draws)  # as many as the top units, or it is no control
+    return Control(made.name, len(made.draws), sum(p) / len(p), min(p), max(p), largest, norm, whole and drop > largest)
+
+
+def _kept(question: Question, pool: Pool, chosen: list[Place]) -> list[_Asked]:
     """Sufficiency: only these neurons keep their values, all others are set to their means."""
     values = question.reference.mean() if question.reference is not None and len(question.reference) else None
     if values is None:
@@ -152,13 +183,12 @@ def _kept(question: Question, pool: Pool, chosen: list[Place]) -> list[AblationR
         "all but random ones": [pool.same_layers(chosen) for _ in range(question.draws)],
         "all": [[]],
     }
-    rows = []
+    asked = []
     for name, draws in sets.items():
         kept = [question.neurons.ablation(units_of(draw), None, question.everywhere) for draw in draws]
-        runs: list[Ablation] = [question.neurons.all_but(one, values) for one in kept]
-        found = outcome(question.runs.logits(runs), question.ids)
-        rows.append(AblationRow(name, "mean", len(draws[0]), len(draws), found))
-    return rows
+        made = [question.neurons.all_but(one, values) for one in kept]
+        asked.append(_Asked(name, "mean", len(draws[0]), made))
+    return asked
 
 
 def _notes(

@@ -78,7 +78,8 @@ def run_prompt(
     """
     trace = model.trace(prompt.text)
     ids = trace.inputs.ids
-    runs = AblatedRuns(model.module, model.anatomy, ids, ids.shape[1] - 1, **base_arguments(model.module))
+    last = ids.shape[1] - 1
+    runs = AblatedRuns(model.module, model.anatomy, ids, last, many=True, **base_arguments(model.module))
     ranker, neurons = Ranker(trace), NeuronMap(model.anatomy)
     target = Target(ids=(prompt.id,), text=prompt.answer)
     contrast = Target(ids=(prompt.id,), against=prompt.kind, text=prompt.answer)

@@ -79,7 +79,7 @@ def verify_trace(
     place = trace.inputs.place(position, row)
     ids = trace.inputs.ids[row : row + 1, trace.inputs.padding[row] :]
     forward = base_arguments(model.module)
-    runs = AblatedRuns(model.module, model.anatomy, ids, place, **forward)
+    runs = AblatedRuns(model.module, model.anatomy, ids, place, many=True, **forward)
     ranker = Ranker(trace, [name for name in counts if counts[name]], score, norm, position, row)
 
     known: dict[tuple[int, ...], list[Place]] = {}
