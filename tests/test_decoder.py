@@ -17,9 +17,9 @@ from mainstem.lab.decoder_config import DecoderConfig
 SMALL = {"vocab_size": 60, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_positions": 32, "initializer_range": 0.15}
 
 OPTIONS = [
-    {"norm": "rms"},
     {"norm": "rms_single", "d_mlp": 48, "positions": "rotary"},
     {"norm": "none", "positions": "sinusoidal"},
+    {"norm": "rms", "positions": "none"},
     {"smeared_keys": True, "d_mlp": 48},
     {"smeared_keys": True, "positions": "rotary", "norm": "none"},
     {"attention": "softmax_1", "gated_attention": True, "d_mlp": 48},

@@ -86,9 +86,8 @@ class Decoder(PreTrainedModel, GenerationMixin):
         places = rotations(config)
         place = next(places)
         self.embed = Embedding(config.vocab_size, config.d_model, place)
-        if config.positions == "rotary":
-            self.positions = None
-        else:
+        self.positions = None
+        if config.positions in ("learned", "sinusoidal"):
             self.positions = Embedding(config.max_positions, config.d_model, None if place is None else place.clone())
             self.positions.weight.requires_grad = config.positions == "learned"
         self.blocks = nn.ModuleList(Block(config, layer, places) for layer in range(config.n_layers))
