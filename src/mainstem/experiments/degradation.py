@@ -98,14 +98,14 @@ class Form:
         return f"{self.epochs}-epochs-of-{self.batch}-widths-{widths}-decay-{self.weight_decay:g}"
 
 
-QUICK, FULL = Form(5), Form(10)
+QUICK, FULL = Form(5, widths=(4, 8, 16)), Form(10)
 
 
 def run(settings: Settings, images: Images | None = None, form: Form | None = None) -> Experiment:
     """Runs the experiment.
 
     Args:
-        settings: how; quick has 5 epochs, two seeds, and no blocks of three layers.
+        settings: how; quick has narrower networks, 5 epochs, two seeds, and no blocks of three layers.
         images: what to train on; the digits if not given.
         form: another size than the settings' own.
 
@@ -149,6 +149,7 @@ def run(settings: Settings, images: Images | None = None, form: Form | None = No
 def trained(arm: Arm, seed: int, images: Images, form: Form, settings: Settings) -> dict[str, Any]:
     """Trains one network, and what is measured of it: the fields of a `Run`."""
     net = convnet(_config(arm, images, form), seed)
+    batches = image_batches(images, form.batch, seed)
     steps = len(images.train_x) // form.batch
     recipe = Recipe(
         form.epochs * steps,
@@ -168,7 +169,7 @@ def trained(arm: Arm, seed: int, images: Images, form: Form, settings: Settings)
     training = train(
         net,
         _loss,
-        image_batches(images, form.batch, seed),
+        batches,
         recipe,
         probes={"gradient": ends},
         every=steps,
