@@ -28,6 +28,9 @@ from mainstem.model.hooks import Site, tapped
 
 Activation = Literal["relu", "sigmoid"]
 
+BATCH = 500
+"""How many images are told at a time."""
+
 
 @dataclass(frozen=True)
 class ConvNetConfig:
@@ -177,7 +180,7 @@ def responses(net: ConvNet, x: Float[Tensor, "batch channel height width"]) -> l
         (Site(path, 0, "output"), lambda leaves: seen.append(float(leaves[0].std()))) for path in net.convolutions()
     ]
     with torch.no_grad(), tapped(net, watched):
-        net(x)
+        net(x.to(_device(net)))
     return seen
 
 
@@ -192,8 +195,21 @@ def gradient_norms(
         y: their classes.
     """
     net = _copy(net)
-    F.cross_entropy(net(x), y).backward()
+    device = _device(net)
+    F.cross_entropy(net(x.to(device)), y.to(device)).backward()
     return [_norm(layer.convolution.weight.grad) for layer in net.convolutions().values()]
+
+
+def error_rate(net: ConvNet, x: Float[Tensor, "batch channel height width"], y: Int[Tensor, " batch"]) -> float:
+    """The share of images that are told wrongly, by the network as it is used: with the statistics of its training."""
+    net = _copy(net).eval()
+    with torch.no_grad():
+        told = torch.cat([net(part.to(_device(net))).argmax(1).cpu() for part in x.split(BATCH)])
+    return float((told != y).double().mean())
+
+
+def _device(net: ConvNet) -> torch.device:
+    return net.readout.weight.device
 
 
 def _norm(gradient: Tensor | None) -> float:
