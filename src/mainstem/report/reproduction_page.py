@@ -23,7 +23,7 @@ def _contents(parts: list[Part]) -> str:
     rows = []
     for part in parts:
         link = f'<a href="#{p.esc(part.name)}">{p.esc(part.name)}</a>'
-        name = p.cell(f'{link}<br><span class="quiet">{p.esc(about_part(part))}</span>')
+        name = p.cell(f'{link} <span class="quiet">{p.esc(about_part(part))}</span>')
         if part.experiment is None:
             failed = p.cell('<strong class="failed">failed</strong>')
             rows.append(p.row(name, failed, p.cell(words(part.failure or "")), css="first"))
