@@ -1,5 +1,18 @@
 """Results made by hand for the reports' tests: no model is needed, and everything that can go wrong is in them."""
 
+from dataclasses import asdict, replace
+
+from mainstem.analysis.intervals import Interval
+from mainstem.experiments.everything import Part, Reproduction
+from mainstem.experiments.outcome import (
+    Claim,
+    Curves,
+    Experiment,
+    ExperimentProvenance,
+    ExperimentTable,
+    Figure,
+    Finding,
+)
 from mainstem.results.circuits import (
     AskedRow,
     CircuitReading,
@@ -378,4 +391,56 @@ def subspace_reading(subject: str = "overlap") -> SubspaceReading:
         bars_unit="times what is expected",
         maps=[Map("Unit by unit", "<above> chance", names[:2], names, [[0.5, -0.2, None], [0.0, 1.0, NAN]])],
         notes=["<note>"],
+    )
+
+
+def experiment() -> Experiment:
+    """One that trained its own models: every finding, curves with holes in them, words of all kinds."""
+    findings: tuple[Finding, ...] = ("reproduced", "in part", "not reproduced", "measured")
+    return Experiment(
+        name="fake",
+        title="A title with <tags> and " + NASTY[5],
+        question="does " + "".join(NASTY) + "?",
+        provenance=ExperimentProvenance(
+            **asdict(provenance()), code="0123456789abcdef", python="3.11", numpy="2.0", machine="a <machine>",
+            threads=1, seeds=[0, 1, 2],
+        ),
+        model={"name": "networks <trained> here"},
+        claims=[
+            Claim(f"A claim that is {one} {NASTY[n]}", "A <source>", "0.5", "0.4", "0.1", one, {"seed 0": NAN})
+            for n, one in enumerate(findings)
+        ],
+        tables=[
+            ExperimentTable("Table", "of <cells>", NASTY[:3], [[1, "x", Interval(1.0, 0.5, NAN)], [2, None, 0.1]]),
+        ],
+        figures=[
+            Curves(
+                "Losses", "over <steps>", "steps", "nats",
+                {f"arm {n} {NASTY[n]}, seed {seed}": [(float(i), (n + 1.0) / (i + seed + 1)) for i in range(0, 900, 9)]
+                 for n in range(7) for seed in range(2)}, logarithmic=True,
+            ),
+            Curves("Hole", "", "x", "y", {"a": [(0.0, 1.0), (1.0, NAN), (2.0, 1.0)], "none": [], "one": [(1.0, 2.0)]}),
+            Curves("Nothing", "", "x", "y", {"a": [(NAN, NAN)]}),
+            Figure("Bars", ["<a>", "b"], [Interval(1.0, 0.5, 1.5), Interval(NAN, NAN, NAN)], caption="over seeds"),
+        ],
+        warnings=WARNINGS,
+        notes=["a note with <tags>"],
+    )  # fmt: skip
+
+
+def reproduction() -> Reproduction:
+    """Three experiments: done now, kept by an earlier run, and failed."""
+    made = experiment()
+    own = replace(made, name="other", provenance=provenance(), model=model())
+    return Reproduction(
+        provenance=made.provenance,
+        warnings=[],
+        model=model(),
+        form="quick",
+        parts=[
+            Part("fake", "what it asks", made, None, 61.5, None),
+            Part("other", "what it <asks>", own, None, 4000.0, "2026-01-01T00:00:00+00:00"),
+            Part("third", "what it asks", None, "OSError: <nothing> " + NASTY[5], 0.2, None),
+        ],
+        notes=["kept in <folder>"],
     )

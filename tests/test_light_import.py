@@ -44,6 +44,10 @@ def test_the_command_line_imports_nothing_heavy():
     assert loaded_after("import mainstem.cli") == []
 
 
+def test_experiments_are_listed_without_anything_heavy():
+    assert loaded_after("import mainstem.cli; mainstem.cli.run(['reproduce'])") == []
+
+
 def test_public_names():
     assert mainstem.__all__ == sorted(mainstem.__all__)
     assert set(mainstem.__all__) <= set(dir(mainstem))

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from mainstem.experiments.outcome import Curves
 from mainstem.report import as_html, as_json, as_text, print_tables
 from mainstem.report import text as words
 from mainstem.report.alike import block_groups, layers_text, shape_groups
@@ -21,6 +22,7 @@ from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.drawing import Tributary, stream
 from mainstem.report.lens_page import lens_figure
+from mainstem.report.line_chart import line_chart
 from mainstem.report.terminal import terminal
 
 RESULTS = {
@@ -46,6 +48,8 @@ RESULTS = {
     "circuits with a skip trigram": samples.circuit_reading(asked=True),
     "trigram": samples.trigram_reading(),
     "trigram in no head": samples.trigram_reading(found=False),
+    "experiment": samples.experiment(),
+    "experiments": samples.reproduction(),
 }
 ALL = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
 WIDTHS = (60, 80, 100, 118, 140, 200)
@@ -106,10 +110,11 @@ def test_the_middle_of_a_long_list_is_left_out_but_never_what_matters():
 @ALL
 def test_json_is_one_document_and_finite(result):
     document = json.loads(as_json(result), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    kind = {"circuits": "(circuits|trigram)"}.get(document["command"], document["command"])
+    kind = {"circuits": "(circuits|trigram)"}.get(document["command"], document["command"].replace(" ", "/"))
     assert re.fullmatch(rf"mainstem/{kind}(/[a-z]+)?/1", document["schema"])
     assert {"provenance", "warnings", "model", "notes"} <= set(document)
-    assert "prompt" in document or document["command"] in ("subspace", "circuits")  # of weights alone
+    without = ("subspace", "circuits", "reproduce fake", "reproduce all")  # of weights alone, of prompts of their own
+    assert "prompt" in document or document["command"] in without
 
 
 def test_nan_is_null_in_json():
@@ -277,7 +282,8 @@ def test_pages_are_whole_and_no_token_becomes_markup(result):
 def test_pages_need_nothing_from_anywhere(result):
     text = as_html(result)
     page = Page(text)
-    assert not page.attributes("src") and not page.attributes("href") and not page.count("link")
+    assert not page.attributes("src") and not page.count("link")
+    assert {target.removeprefix("#") for target in page.attributes("href")} <= {*page.attributes("id")}
     assert not re.search(r"https?:|@import|url\(|//[a-z]+\.", text)
     assert "default-src 'none'" in page.attributes("content")[0]
 
@@ -386,6 +392,39 @@ def test_names_beside_bars_have_room():
     x = float(re.findall(rf'<text x="([\d.]+)"[^>]*>{name}<', drawn)[0])
     assert x - 7.2 * len(name) >= 0
     assert all(float(left) > x for left in re.findall(r'<rect class="bar-for" x="([\d.]+)"', drawn))
+
+
+points = st.lists(st.tuples(st.floats(), st.floats()), max_size=12)
+
+
+@given(st.dictionaries(st.text(max_size=12), points, max_size=8), st.booleans())
+def test_curves_are_drawn_whatever_the_numbers(lines, logarithmic):
+    drawn = line_chart(Curves("title", "", "x <steps>", "y", lines, logarithmic))
+    numbers = re.findall(r'(?:points|[xy][12]?)="([^"]*)"', drawn)
+    assert not re.search("nan|inf", " ".join(numbers))
+    assert all(-2 <= float(n) <= 1200 for text in numbers for n in re.split("[ ,]", text))
+    Page(f"<div>{drawn}</div>")
+
+
+def test_seeds_of_an_arm_share_colour_and_label():
+    names = [f"{arm}, seed {seed}" for arm in "abcdefg" for seed in range(3)]
+    drawn = line_chart(Curves("title", "", "x", "y", {name: [(0.0, 1.0), (1.0, 2.0)] for name in names}))
+    css = re.findall(r'<polyline class="line ([^"]+)"', drawn)
+    assert css[0] == css[1] == css[2] and len(set(css)) == 7 and len(css) == 21
+    assert [text for text in re.findall(r">([a-g] 2.00)<", drawn)] == [f"{arm} 2.00" for arm in "abcdefg"]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_end():
+    drawn = line_chart(Curves("title", "", "x", "y", {"a": [(float(i), 1.0 * i) for i in range(100_001)]}))
+    (line,) = re.findall(r'points="([^"]+)"', drawn)
+    assert len(line.split()) <= 500 and line.split()[-1] == "840.0,30.0"
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=100), st.booleans())
+def test_sparklines_are_short_and_rise_with_the_values(values, logarithmic):
+    drawn = words.sparkline(values, logarithmic)
+    assert len(drawn) == min(len(values), 24)
+    assert [*words.sparkline(sorted(values))] == sorted(words.sparkline(sorted(values)))
 
 
 def test_a_unit_is_shown_with_its_null_and_its_sigmoids():

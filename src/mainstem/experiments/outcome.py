@@ -62,7 +62,7 @@ class Curves:
         y_label: what the vertical axis measures, with its unit.
         lines: the points (x, y) of each line, by name. Lines of one arm, named `arm, seed 0`, `arm, seed 1` ..., share
             their colour and their label.
-        logarithmic: whether the vertical axis is; what is not above 0 is then left out.
+        logarithmic: whether the vertical axis is; what is not above 1e-12 is then left out.
     """
 
     title: str

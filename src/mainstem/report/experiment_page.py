@@ -5,19 +5,20 @@ from mainstem.report import page as p
 from mainstem.report.charts import interval_bars
 from mainstem.report.experiment_text import MARKS, cell_text, is_number
 from mainstem.report.line_chart import line_chart
+from mainstem.report.text import visible_or
 
 
 def experiment_page(e: Experiment) -> str:
     """The page of an experiment."""
-    return p.page(f"{e.title}, {e.model['name']}", experiment_parts(e), e.provenance, e.as_dict())
+    return p.page(f"{visible_or(e.title)}, {e.model['name']}", experiment_parts(e, "h1"), e.provenance, e.as_dict())
 
 
-def experiment_parts(e: Experiment) -> list[str]:
-    """What stands in the page: title, claims, figures, tables, notes."""
+def experiment_parts(e: Experiment, heading: str) -> list[str]:
+    """What stands in a page: the title as a heading of that kind, claims, figures, tables, notes."""
     return [
         p.model_line(f"reproduce {e.name}", e.model, e.provenance),
-        f"<h1>{p.esc(e.title)}</h1>",
-        f"<p>{p.esc(e.question)}</p>",
+        f"<{heading}>{words(e.title)}</{heading}>",
+        f"<p>{words(e.question)}</p>",
         p.section("Claims", "what was published, what was measured here, and what chance does", _claims(e.claims)),
         *(_figure(figure) for figure in e.figures),
         *(experiment_table(table) for table in e.tables if table.rows),
@@ -25,35 +26,40 @@ def experiment_parts(e: Experiment) -> list[str]:
     ]
 
 
+def words(text: str) -> str:
+    """Mainstem's own words with what a token in them may have brought along, for a page."""
+    return p.esc(visible_or(text))
+
+
 def finding_cell(claim: Claim) -> str:
     """A finding with its sign, in the colour of its kind."""
     css = {"reproduced": "pos", "in part": "", "not reproduced": "neg", "measured": "quiet"}[claim.finding]
-    return p.cell(f'<strong class="{css}">{MARKS[claim.finding]} {p.esc(claim.finding)}</strong>')
+    return p.cell(f'<strong class="{css}">{MARKS[claim.finding]} {claim.finding}</strong>')
 
 
 def _claims(claims: list[Claim]) -> str:
     heads = [("claim", ""), ("finding", ""), ("published", ""), ("measured", ""), ("null", "")]
     rows = []
     for claim in claims:
-        published = f'{p.esc(claim.published)}<br><span class="quiet">{p.esc(claim.source)}</span>'
-        cells = [p.cell(p.esc(claim.claim)), finding_cell(claim), p.cell(published), p.cell(p.esc(claim.measured))]
-        rows.append(p.row(*cells, p.cell(p.esc(claim.null), "quiet")))
+        published = f'{words(claim.published)}<br><span class="quiet">{words(claim.source)}</span>'
+        cells = [p.cell(words(claim.claim)), finding_cell(claim), p.cell(published), p.cell(words(claim.measured))]
+        rows.append(p.row(*cells, p.cell(words(claim.null), "quiet")))
     return p.table(heads, rows, "prose")
 
 
 def _figure(figure: Figure | Curves) -> str:
     if isinstance(figure, Curves):
-        return p.section(figure.title, p.esc(figure.caption), line_chart(figure))
+        return p.section(visible_or(figure.title), words(figure.caption), line_chart(figure))
     bars = [(label, bar.mean, bar.low, bar.high) for label, bar in zip(figure.labels, figure.bars, strict=True)]
-    return p.section(figure.title, p.esc(figure.caption), interval_bars(bars, figure.title))
+    return p.section(visible_or(figure.title), words(figure.caption), interval_bars(bars, figure.title))
 
 
 def experiment_table(table: ExperimentTable) -> str:
     """A section with the rows under their heads."""
     numeric = [all(is_number(row[i]) for row in table.rows) for i in range(len(table.heads))]
-    heads = [(head, "num" if number else "") for head, number in zip(table.heads, numeric, strict=True)]
+    heads = [(words(head), "num" if number else "") for head, number in zip(table.heads, numeric, strict=True)]
     rows = [
         p.row(*(p.cell(p.esc(cell_text(v)), "num" if n else "") for v, n in zip(row, numeric, strict=True)))
         for row in table.rows
     ]
-    return p.section(table.title, p.esc(table.caption), p.table(heads, rows))
+    return p.section(visible_or(table.title), words(table.caption), p.table(heads, rows))

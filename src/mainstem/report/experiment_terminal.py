@@ -22,10 +22,14 @@ def print_experiment(console: Console, experiment: Experiment) -> None:
     console.print(t.labelled("question", Text(visible_or(e.question))))
     for table in e.tables:
         if table.rows:
-            console.print(t.heading(table.title, table.caption), experiment_table(table), sep="\n")
+            console.print(
+                t.heading(visible_or(table.title), visible_or(table.caption)), experiment_table(table), sep="\n"
+            )
     for curves in e.figures:
         if isinstance(curves, Curves):
-            console.print(t.heading(curves.title, curves.caption), curve_table(curves), sep="\n")
+            console.print(
+                t.heading(visible_or(curves.title), visible_or(curves.caption)), curve_table(curves), sep="\n"
+            )
     console.print(t.heading("Claims", "what was published, what was measured here, and what chance does"))
     for claim in e.claims:
         console.print(*_claim(claim), sep="\n")
@@ -39,7 +43,7 @@ def experiment_table(table: ExperimentTable) -> Table:
     made = t.lined()
     for i, head in enumerate(table.heads):
         numeric = all(is_number(row[i]) for row in table.rows)
-        made.add_column(head, justify="right" if numeric else "left", overflow="fold")
+        made.add_column(visible_or(head), justify="right" if numeric else "left", overflow="fold")
     for row in table.rows:
         made.add_row(*(Text(cell_text(value)) for value in row))
     return made
@@ -51,7 +55,7 @@ def curve_table(curves: Curves) -> Table:
     made.add_column(curves.y_label, overflow="fold")
     made.add_column(f"over {curves.x_label}", no_wrap=True)
     for head in ("first", "last", "least", "most"):
-        made.add_column(head, justify="right")
+        made.add_column(visible_or(head), justify="right")
     for arm, names in arms(curves.lines).items():
         values = [y for _, y in curves.lines[names[0]] if math.isfinite(y)]
         if values:

@@ -46,7 +46,7 @@ def duration(seconds: float | None) -> str:
 
 def about_part(part: Part) -> str:
     """How long a part took, and whether an earlier run did it."""
-    return f"{duration(part.seconds)}, kept from {part.kept}" if part.kept else duration(part.seconds)
+    return f"{duration(part.seconds)}, kept from {part.kept[:10]}" if part.kept else duration(part.seconds)
 
 
 def findings(parts: Iterable[Part]) -> str:

@@ -17,6 +17,8 @@ from mainstem.report.text import compact, shortened, visible, visible_or
 LEFT, RIGHT, TOP, BOTTOM = 72, 280, 30.0, 300.0
 HEIGHT = 348.0
 COLOURS = 5
+LEAST = 1e-12
+"""Numbers and, relatively, ranges below this are taken for none."""
 MOST_POINTS = 500
 """Of a line; of more, equally many are left out between those that are drawn."""
 
@@ -29,7 +31,8 @@ class Scale:
     def __init__(self, values: Sequence[float], start: float, end: float, logarithmic: bool = False) -> None:
         self.start, self.end, self.logarithmic = start, end, logarithmic
         low, high = self._number(min(values)), self._number(max(values))
-        margin = 0.0 if high > low else abs(high) or 1.0
+        size = max(abs(low), abs(high))
+        margin = 0.0 if high - low > LEAST * max(size, LEAST) else size if size > LEAST else 1.0
         self.low, self.high = low - margin / 2, high + margin / 2
 
     def __call__(self, value: float) -> float:
@@ -72,7 +75,7 @@ def line_chart(curves: Curves) -> str:
 
 
 def _points(points: Sequence[Point], logarithmic: bool) -> list[Point]:
-    return [(a, b) for a, b in points if drawable(a) and drawable(b) and (b > 0 or not logarithmic)]
+    return [(a, b) for a, b in points if drawable(a) and drawable(b) and (b > LEAST or not logarithmic)]
 
 
 def _thinned(points: list[Point]) -> list[Point]:
@@ -86,6 +89,7 @@ def _axes(x: Scale, y: Scale, curves: Curves) -> list[str]:
     for tick, text in y.ticks():
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         parts.append(f'<text class="small" x="{LEFT - 10}" y="{y(tick) + 4:.1f}" text-anchor="end">{esc(text)}</text>')
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{BOTTOM:.0f}" y2="{BOTTOM:.0f}"/>')
     for tick, text in x.ticks():
         parts.append(
             f'<line class="axis" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{BOTTOM:.0f}" y2="{BOTTOM + 5:.0f}"/>'
@@ -107,6 +111,6 @@ def _labels(ends: dict[str, tuple[str, list[float]]], y: Scale) -> list[str]:
     for (arm, (css, _)), mean, place in zip(
         ends.items(), means, spread([y(mean) for mean in means], 17.0), strict=True
     ):
-        words = f"{esc(shortened(visible_or(arm), 28))} {esc(compact(mean))}"
+        words = f"{esc(shortened(visible_or(arm), 34))} {esc(compact(mean))}"
         parts.append(f'<text class="{css}" x="{WIDTH - RIGHT + 12}" y="{place + 4:.1f}">{words}</text>')
     return parts

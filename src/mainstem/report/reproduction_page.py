@@ -2,7 +2,7 @@
 
 from mainstem.experiments.everything import Part, Reproduction
 from mainstem.report import page as p
-from mainstem.report.experiment_page import experiment_parts, finding_cell
+from mainstem.report.experiment_page import experiment_parts, finding_cell, words
 from mainstem.report.experiment_text import about_part, findings
 
 
@@ -23,21 +23,21 @@ def _contents(parts: list[Part]) -> str:
     rows = []
     for part in parts:
         link = f'<a href="#{p.esc(part.name)}">{p.esc(part.name)}</a>'
-        name = p.cell(f'{link}<br><span class="quiet">{p.esc(about_part(part))}</span>')
+        name = p.cell(f'{link} <span class="quiet">{p.esc(about_part(part))}</span>')
         if part.experiment is None:
             failed = p.cell('<strong class="failed">failed</strong>')
-            rows.append(p.row(name, failed, p.cell(p.esc(part.failure)), css="first"))
+            rows.append(p.row(name, failed, p.cell(words(part.failure or "")), css="first"))
             continue
         for n, claim in enumerate(part.experiment.claims):
             own = name if n == 0 else p.cell("")
-            rows.append(p.row(own, finding_cell(claim), p.cell(p.esc(claim.claim)), css="" if n else "first"))
+            rows.append(p.row(own, finding_cell(claim), p.cell(words(claim.claim)), css="" if n else "first"))
     return p.table([("experiment", ""), ("finding", ""), ("claim", "")], rows, "contents")
 
 
 def _part(part: Part) -> str:
     if part.experiment is not None:
-        inside = "".join(experiment_parts(part.experiment)) + p.footer(part.experiment.provenance)
+        inside = "".join(experiment_parts(part.experiment, "h2")) + p.footer(part.experiment.provenance)
     else:
-        failed = f'<p><strong class="failed">failed</strong> {p.esc(part.failure)}</p>'
-        inside = f"<h1>{p.esc(part.name)}</h1><p>{p.esc(part.about)}</p>{failed}"
+        failed = f'<p><strong class="failed">failed</strong> {words(part.failure or "")}</p>'
+        inside = f"<h2>{p.esc(part.name)}</h2><p>{p.esc(part.about)}</p>{failed}"
     return f'<article id="{p.esc(part.name)}">{inside}<p class="up"><a href="#top">all claims</a></p></article>'

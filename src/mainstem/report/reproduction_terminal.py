@@ -17,7 +17,7 @@ def print_reproduction(console: Console, r: Reproduction) -> None:
     console.print(t.labelled("found", Text(findings(r.parts))))
     for part in r.parts:
         title = part.name if part.experiment is None else part.experiment.title
-        console.print(t.heading(title, f"{part.name}, {about_part(part)}"))
+        console.print(t.heading(visible_or(title), f"{part.name}, {about_part(part)}"))
         table = t.grid({"width": 16, "no_wrap": True}, {})
         if part.experiment is None:
             table.add_row(Text("✗ failed", "fail"), Text(visible_or(part.failure or "")))
