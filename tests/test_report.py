@@ -16,11 +16,13 @@ from rich.cells import cell_len
 
 from mainstem.experiments.outcome import Curves
 from mainstem.report import as_html, as_json, as_text, print_tables
+from mainstem.report import terminal as t
 from mainstem.report import text as words
 from mainstem.report.alike import block_groups, layers_text, shape_groups
 from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.drawing import Tributary, stream
+from mainstem.report.fitting import Fitting
 from mainstem.report.lens_page import lens_figure
 from mainstem.report.line_chart import line_chart
 from mainstem.report.terminal import terminal
@@ -481,3 +483,31 @@ def test_unknown_results_have_no_report():
         as_html(Other())
     with pytest.raises(TypeError, match="no report for Other"):
         as_text(Other())
+
+
+WIDE = Fitting(
+    ["where", "in their place", *(f"number {i}" for i in range(12))],
+    [
+        ["attention", "mean, first position apart", *(f"−0.{i:03d}" for i in range(12))],
+        ["everywhere", "–", *["–"] * 12],
+    ],
+    [False] * 14,
+    t.lined,
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_number_is_broken_and_no_column_lost_in_a_narrow_terminal(width):
+    console = terminal(width=width, file=StringIO())
+    console.print(WIDE)
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= width
+    assert all(f"−0.{i:03d}" in printed for i in range(12)) and "position" in printed
+    tables = len(re.findall(r"^ *where ", printed, re.M))
+    assert printed.count("attention") == tables and (tables == 1) == (width == 200)
+
+
+def test_an_absurdly_long_word_is_broken_rather_than_lost():
+    console = terminal(width=30, file=StringIO())
+    console.print(Fitting(["token", "number"], [["x" * 100, "−0.5"]], [False, False], t.lined))
+    assert console.file.getvalue().count("x") == 100 and "−0.5" in console.file.getvalue()

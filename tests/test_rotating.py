@@ -17,7 +17,7 @@ from mainstem.basis import rotated_losses
 from mainstem.basis.rotated_checkpoint import write_checkpoint
 from mainstem.basis.rotating import stream_sample
 from mainstem.cli.app import app
-from mainstem.errors import ChoiceError, MainstemError, RefusedError, TextError, UsageError
+from mainstem.errors import ChoiceError, MainstemError, NotFiniteError, RefusedError, TextError, UsageError
 from mainstem.lab.texts import Text
 from mainstem.report import as_html, as_json, as_text
 from mainstem.session import Model
@@ -245,6 +245,14 @@ def test_only_a_missing_kernel_makes_a_failure_of_a_precision(llama, monkeypatch
 def test_models_that_cannot_be_rotated_are_refused_by_name(family, match):
     with pytest.raises(MainstemError, match=match):
         _ = opened(family).basis.turning
+
+
+def test_a_model_that_overflows_in_its_own_dtype_is_refused_with_the_place():
+    model = zoo.build("llama", dtype=torch.float16)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(1e5)
+    with pytest.raises(NotFiniteError, match=r"NaN or infinity \(model\.layers\.1.*wider dtype"):
+        _ = mainstem.open(model).basis.turning
 
 
 def test_a_model_that_is_quantised_already_is_refused():

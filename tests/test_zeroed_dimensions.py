@@ -28,7 +28,7 @@ from mainstem.causal.zeroed_dimensions import (
     subtracted,
     zeroed,
 )
-from mainstem.errors import ChoiceError, LevelRefusedError, TextError, UsageError
+from mainstem.errors import ChoiceError, RefusedError, TextError, UsageError
 from mainstem.lab.texts import Text
 from mainstem.model.hooks import tapped
 from mainstem.model.outputs import logits_of
@@ -401,7 +401,7 @@ def test_a_model_without_attention_is_refused():
     from zoo import build
 
     model = mainstem.open(build("mamba"))
-    with pytest.raises(LevelRefusedError, match="attention"):
+    with pytest.raises(RefusedError, match="where attention reads.*with attention"):
         read_inputs(model.anatomy, "attention")
 
 

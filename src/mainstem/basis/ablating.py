@@ -101,7 +101,7 @@ def ablate_dimensions(
             is too small.
         ChoiceError: `by` is no way to choose.
         TextError: the text cannot be had, or is shorter than a window.
-        LevelRefusedError: nothing is seen to read the stream for attention.
+        RefusedError: nothing is seen to read the stream for attention.
         NotFiniteError: a run gives no numbers.
     """
     for name, number in (("draws", draws), ("top", top)):

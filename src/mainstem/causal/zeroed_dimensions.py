@@ -23,7 +23,7 @@ from mainstem.causal.changes import Change, New, Pass, change_taps, set_to
 from mainstem.causal.evaluation import Run
 from mainstem.causal.stream_points import StreamPoint
 from mainstem.causal.stream_statistics import PointMoments
-from mainstem.errors import LevelRefusedError
+from mainstem.errors import RefusedError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, tapped
 from mainstem.model.outputs import logits_of
@@ -55,7 +55,7 @@ def read_inputs(anatomy: Anatomy, where: Where) -> list[ReadInput]:
     Inputs of another width than the stream's are left out, and so is what experts read in their own module.
 
     Raises:
-        LevelRefusedError: if there is nothing of the kind.
+        RefusedError: if there is nothing of the kind.
     """
     width = anatomy.sizes.d_model
     grouped: dict[tuple[Unit, int], list[Site]] = {}
@@ -66,7 +66,8 @@ def read_inputs(anatomy: Anatomy, where: Where) -> list[ReadInput]:
     found = [_input(f"{unit}.input", unit.layer, sites) for (unit, _), sites in grouped.items()]
     if not found:
         what = "attention reads the stream" if where == "attention" else "a matrix reads the stream"
-        raise LevelRefusedError("No dimension can be taken out", where, f"it is not seen where {what}")
+        remedy = "Ask this of a model with attention." if where == "attention" else None
+        raise RefusedError("No dimension can be taken out", where, f"it is not seen where {what}", remedy)
     readout = anatomy.readout
     if where == "everywhere" and readout.opaque is None and readout.unembedding.shape[1] == width:
         found.append(_input("unembed.input", None, [readout.input_site]))

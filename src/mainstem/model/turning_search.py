@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mainstem.errors import NoLanguageHeadError, RefusedError
+from mainstem.errors import NoLanguageHeadError, NotFiniteError, RefusedError
 from mainstem.model.discovery import expand, probe_ids
 from mainstem.model.equivariance import BLIND, Reflections
 from mainstem.model.hooks import Site
@@ -37,6 +37,7 @@ def find_turning(model: torch.nn.Module, **forward: Any) -> Turning:
         NoLanguageHeadError: the run returns no logits.
         ParallelStreamsError: the model has several streams.
         RefusedError: something reads the stream that is no matrix; names the place.
+        NotFiniteError: the stream of that run is not finite, so that nothing can be told; names the first place.
     """
     ids = probe_ids(model)
     recording = record(model, ids, **forward)
@@ -45,11 +46,19 @@ def find_turning(model: torch.nn.Module, **forward: Any) -> Turning:
         if not isinstance(logits, Tensor) or logits.dim() != 3:
             raise NoLanguageHeadError("The model returns no logits over a vocabulary", type(model).__name__)
         walk, root = find_root(recording, find_head(recording, logits)[2], ids.shape[1])
+        _refuse_not_finite(walk, root)
         found = _Search(recording, walk).run(root)
         check_seen(model, recording, found.turns)
         return found
     finally:
         recording.release()
+
+
+def _refuse_not_finite(walk: StreamWalk, root: Value) -> None:
+    """NaN is as unlike itself as anything, so that every comparison of this search would say nothing."""
+    for value in sorted(expand(walk, root), key=lambda value: value.id):
+        if not bool(torch.isfinite(value.tensor).all()):
+            raise NotFiniteError("A run on random tokens gives NaN or infinity", where(value.call))
 
 
 class _Search:

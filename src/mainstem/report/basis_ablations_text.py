@@ -59,9 +59,10 @@ def found(section: AblationSection) -> str:
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a change: +897 %, −0.3 %."""
+    """A ratio as a change: +897%, −0.3%."""
     change = 100 * (ratio - 1)
-    return f"{signed(change, 0 if abs(change) >= 10 else 1)} %" if abs(change) < 1e5 else f"+{compact(change)} %"
+    number = signed(change, 0 if abs(change) >= 10 else 1) if abs(change) < 1e5 else f"+{compact(change)}"
+    return f"{number}%"
 
 
 def tables(section: AblationSection) -> list[ExperimentTable]:

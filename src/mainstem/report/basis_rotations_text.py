@@ -33,8 +33,14 @@ def tables(section: RotationSection) -> list[ExperimentTable]:
     """Precisions, then kurtosis of the states and of what is read."""
     states = [row for row in section.points if row.kind == "stream"]
     inputs = [row for row in section.points if row.kind != "stream"]
+    failures = [visible_or(row.failure or "") for row in section.precisions]
+    losses = [_precision(row) for row in section.precisions]
+    heads = list(_PRECISION_HEADS)
+    if any(failures):
+        heads.append("why none")
+        losses = [[*row, failure] for row, failure in zip(losses, failures, strict=True)]
     return [
-        ExperimentTable("Losses", _PRECISION_CAPTION, _PRECISION_HEADS, [_precision(r) for r in section.precisions]),
+        ExperimentTable("Losses", _PRECISION_CAPTION, heads, losses),
         ExperimentTable("Kurtosis of the stream", _caption(section), _POINT_HEADS, [_point(row) for row in states]),
         ExperimentTable("Kurtosis of what is read", _caption(section), _POINT_HEADS, [_point(row) for row in inputs]),
     ]
@@ -44,7 +50,7 @@ _PRECISION_CAPTION = (
     "nats for each token, the model and its rotated copy in the same dtype; KL and changed first guesses against the "
     "model; logits: the largest difference over the largest logit"
 )
-_PRECISION_HEADS = ["dtype", "tokens", "loss", "rotated", "change", "KL", "changed", "logits", ""]
+_PRECISION_HEADS = ["dtype", "tokens", "loss", "rotated", "change", "KL", "changed", "logits"]
 
 
 def _precision(row: PrecisionRow) -> list[str]:
@@ -61,7 +67,6 @@ def _precision(row: PrecisionRow) -> list[str]:
         kl,
         flips,
         logits,
-        visible_or(row.failure or ""),
     ]
 
 

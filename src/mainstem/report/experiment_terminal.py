@@ -10,6 +10,7 @@ from rich.text import Text
 from mainstem.experiments.outcome import Claim, Curves, Experiment, ExperimentTable
 from mainstem.report import terminal as t
 from mainstem.report.experiment_text import MARKS, arms, cell_text, is_number
+from mainstem.report.fitting import Fitting
 from mainstem.report.text import compact, plural, sparkline, visible_or
 
 STYLES = {"reproduced": "ok", "in part": "warn", "not reproduced": "fail", "measured": "quiet"}
@@ -38,15 +39,10 @@ def print_experiment(console: Console, experiment: Experiment) -> None:
     console.print(t.provenance_line(e.provenance))
 
 
-def experiment_table(table: ExperimentTable) -> Table:
+def experiment_table(table: ExperimentTable) -> Fitting:
     """Rows under their heads."""
-    made = t.lined()
-    for i, head in enumerate(table.heads):
-        numeric = all(is_number(row[i]) for row in table.rows)
-        made.add_column(visible_or(head), justify="right" if numeric else "left", overflow="fold")
-    for row in table.rows:
-        made.add_row(*(Text(cell_text(value)) for value in row))
-    return made
+    right = [all(is_number(row[i]) for row in table.rows) for i in range(len(table.heads))]
+    return Fitting(table.heads, [[cell_text(value) for value in row] for row in table.rows], right, t.lined)
 
 
 def curve_table(curves: Curves) -> Table:
