@@ -158,7 +158,7 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_from_there(reproduce, 
     module.stop = {1: KeyboardInterrupt()}
     code, out, err = reproduce("sums", "--full", "--folder", tmp_path)
     assert (code, out) == (130, "") and module.made == [0]
-    assert f"Kept in {tmp_path}: 1 results of sums. The same command goes on from there." in err
+    assert f"Kept in {tmp_path}: 1 result of sums. The same command goes on from there." in err
     module.stop = {}
     code, out, err = reproduce("sums", "--full", "--folder", tmp_path)
     assert code == 0 and module.made == [0, 1, 2] and "1 of 3 results were kept by an earlier run" in out
@@ -261,7 +261,7 @@ def test_all_can_be_interrupted(reproduce, added, tmp_path):
     first, second = added("first"), added("second")
     second.stop = {1: KeyboardInterrupt()}
     code, out, err = reproduce("all", "--quick", "--folder", tmp_path)
-    assert (code, out) == (130, "") and f"Kept in {tmp_path}: first, 1 results of second." in err
+    assert (code, out) == (130, "") and f"Kept in {tmp_path}: first, 1 result of second." in err
     second.stop = {}
     assert reproduce("all", "--quick", "--folder", tmp_path)[0] == 0
     assert first.made == second.made == [0, 1]
@@ -281,6 +281,13 @@ def test_experiments_on_a_model_fail_one_by_one_where_there_is_none(reproduce, a
     EXPERIMENTS["other"] = Entry("other", "", "made_up_other", "a model")
     code, out, err = reproduce("all", "--model", tmp_path, "--folder", tmp_path / "kept")
     assert code == 1 and trained.made == [0, 1, 2] and "1 of 2 experiments failed (other)" in err
+
+
+def test_wrong_usage_of_the_model_is_refused_before_anything_runs(reproduce, added, tmp_path):
+    trained = added("sums")
+    EXPERIMENTS["other"] = Entry("other", "", "made_up_other", "a model")
+    code, out, err = reproduce("all", "--dtype", "float7", "--folder", tmp_path)
+    assert code == 2 and out == "" and "Unknown dtype 'float7'" in err and not trained.made
 
 
 @pytest.mark.parametrize("result", [samples.experiment(), samples.reproduction()], ids=["one", "all"])

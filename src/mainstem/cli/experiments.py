@@ -62,6 +62,8 @@ class ExperimentRuns:
         from mainstem.experiments.everything import carried_out
 
         self._prepare()
+        if not all(entry.trains for entry in entries):
+            self._open()
         with self._said_when_interrupted():
             for n, entry in enumerate(entries, 1):
                 self.run.report(f"{n} of {len(entries)}: {entry.name}")
@@ -104,18 +106,22 @@ class ExperimentRuns:
         self._settings[entry.name] = made
         return made
 
+    def _open(self) -> None:
+        """Opens the model; a failure is kept, for each experiment that needs it. Wrong usage is refused at once."""
+        try:
+            self._model = self.run.open()
+        except UsageError:
+            raise
+        except MainstemError as error:
+            self._model = error
+
     def _opened(self) -> "Model":
         """The model, opened at the first call; a failure is the same at each."""
         if self._model is None:
-            try:
-                self._model = self.run.open()
-            except UsageError:
-                raise
-            except MainstemError as error:
-                self._model = error
-        if isinstance(self._model, MainstemError):
-            raise self._model
-        return self._model
+            self._open()
+        if not isinstance(self._model, MainstemError):
+            return self._model  # type: ignore[return-value]
+        raise self._model
 
     def _identity(self, entry: Entry) -> Mapping[str, Any]:
         """What a finished experiment depends on."""
@@ -140,8 +146,7 @@ class ExperimentRuns:
             about, provenance = {"name": "models trained here"}, trained([common.seed], common.device or "cpu")
         else:
             about, provenance = model.summary, on_this_machine(model.provenance())
-        notes = [f"Finished experiments are kept in {self.folder}; to run one anew, remove its folder there."]
-        return Reproduction(provenance, [], about, self.form, self._parts, notes)
+        return Reproduction(provenance, [], about, self.form, self._parts)
 
     def _write(self, made: "Reproduction") -> None:
         """The page and the document, in the folder; the result where it was asked for, before failures are told."""
@@ -163,9 +168,11 @@ class ExperimentRuns:
         try:
             yield
         except KeyboardInterrupt:
+            from mainstem.report.text import plural
+
             finished = [part.name for part in self._parts if part.experiment is not None]
             parts = {name: len(made.done) for name, made in self._settings.items() if name not in finished}
-            kept = [*finished, *(f"{count} results of {name}" for name, count in parts.items() if count)]
+            kept = [*finished, *(f"{plural(count, 'result')} of {name}" for name, count in parts.items() if count)]
             if kept:
                 words = f"Kept in {self.folder}: {', '.join(kept)}. The same command goes on from there."
                 print(words, file=sys.stderr, flush=True)
