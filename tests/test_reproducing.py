@@ -92,10 +92,10 @@ def test_without_a_name_all_are_listed(reproduce, added):
 
 def test_every_experiment_can_be_found_and_is_documented():
     assert {"paris", "knowledge", "induction-in-the-wild"} <= {*EXPERIMENTS} and "all" not in EXPERIMENTS
-    words = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    words = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("command-line.md", "laboratory.md"))
     for name, entry in EXPERIMENTS.items():
         assert entry.name == name and find_spec(entry.module) is not None and f"`{name}`" in words
-        assert entry.quick_seconds and entry.full_seconds, f"{name} has no measured time"
+        assert entry.quick_seconds, f"the time of the quick form of {name} was not measured"
 
 
 # --- what is refused --------------------------------------------------------------------------------------
