@@ -34,7 +34,7 @@ def words(text: str) -> str:
 def finding_cell(claim: Claim) -> str:
     """A finding with its sign, in the colour of its kind."""
     css = {"reproduced": "pos", "in part": "", "not reproduced": "neg", "measured": "quiet"}[claim.finding]
-    return p.cell(f'<strong class="{css}">{MARKS[claim.finding]} {claim.finding}</strong>')
+    return p.cell(f'<strong class="{css}">{MARKS[claim.finding]} {claim.finding}</strong>', "finding")
 
 
 def _claims(claims: list[Claim]) -> str:
