@@ -95,15 +95,16 @@ def part_of(model: torch.nn.Module, prompt: int) -> Iterator[None]:
 
     Where a context was opened with a prompt's length of its own, that holds.
     """
-    passes = contexts[-1].passes if (contexts := _open.get(model)) else None
-    own = passes is not None and passes.given is None
-    if own:
-        passes.given = prompt
+    contexts = _open.get(model)
+    if not contexts or contexts[-1].passes.given is not None:
+        yield
+        return
+    passes = contexts[-1].passes
+    passes.given = prompt
     try:
         yield
     finally:
-        if own:
-            passes.given = None
+        passes.given = None
 
 
 def edits_of(model: torch.nn.Module) -> tuple[Edit, ...]:
