@@ -410,6 +410,25 @@ def test_edits_that_hold_are_part_of_a_sweep(tmp_path: Path) -> None:
         made()
 
 
+EDITS = [
+    Edit.scale("L1.mlp", 0.5, positions=-1), Edit.zero("L1H1", positions=-2), Edit.knockout("L1H1", (1,)),
+    Edit.scale("L1H1@2", 0.3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: str(edit.at))
+@pytest.mark.parametrize("position", [-1, 5])
+def test_a_sweep_under_an_edit_is_that_of_edited_runs_and_skips_as_much(edit: Edit, position: int) -> None:
+    """Positions from the end are the whole prompt's, also where runs end at the destination or go on from a prefix."""
+    model, (clean, corrupted) = opened("llama"), (ids[0].tolist() for ids in prompts())
+    with model.edited(edit):
+        sweep = model.patch(clean, corrupted, "id:7", "id:9", grid="heads", position=position)
+        logits = [model.trace(ids, positions=(position,)).logits(position) for ids in (clean, corrupted)]
+    assert not sweep.notes
+    for logit, found in zip(logits, (sweep.clean, sweep.corrupted), strict=True):
+        assert found == pytest.approx(float(logit[7] - logit[9]), abs=1e-5)
+
+
 # --- memory -------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """`--pairs` and `--task` of explain, lens and steer: means of what each prompt gives alone, refusals, reports."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -156,13 +157,29 @@ def test_few_prompts_are_said_with_their_number(model):
     assert ["few-prompts" in one for one in codes] == [False, True, False]
 
 
-def test_each_prompt_is_traced_once_and_both_passes_show_progress(model, monkeypatch):
+def test_each_prompt_is_traced_in_both_passes_which_show_progress(model, monkeypatch):
     traced, seen, trace = [], [], model.trace
     monkeypatch.setattr(model, "trace", lambda prompt, *a, **o: traced.append(prompt) or trace(prompt, *a, **o))
     made = explain_set(model, PAIRS, progress=lambda done, of: seen.append((done, of)))
-    assert traced == [pair.clean for pair in PAIRS]
+    assert traced == 2 * [pair.clean for pair in PAIRS]
     assert seen == [(done, 6) for done in range(1, 7)]
     assert any(f"over the {len(made.rows)} units" in note for note in made.notes)
+
+
+def test_no_more_runs_are_kept_for_more_prompts(model, monkeypatch):
+    runs, alive, trace = [], [], model.trace
+
+    def traced(*args, **options):
+        made = trace(*args, **options)
+        runs.append(weakref.ref(made))
+        return made
+
+    def count(done, of):
+        alive.append(sum(one() is not None for one in runs))
+
+    monkeypatch.setattr(model, "trace", traced)
+    explain_set(model, PAIRS, progress=count)
+    assert len(runs) == 2 * len(PAIRS) and max(alive) <= 1
 
 
 def test_a_prompt_without_a_certificate_is_left_out_and_named(model, monkeypatch):

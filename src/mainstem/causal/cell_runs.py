@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.causal.changes import Change, Pass, copied_by_token, set_by_position
+from mainstem.causal.edited import part_of
 from mainstem.causal.patching_grids import Cell
 from mainstem.causal.replay import Replay
 from mainstem.causal.row_batches import alike
@@ -95,7 +96,7 @@ def observed(
     model: torch.nn.Module, anatomy: Anatomy, ids: Tensor, position: int, sites: Sequence[Site], forward: dict[str, Any]
 ) -> tuple[Float[Tensor, " d_vocab"], dict[Site, Float[Tensor, "pos entry"]]]:
     """The logits at the destination and what is at the sites, in a run of a prompt as it is."""
-    ids = ids[:, : position + 1] if anatomy.causal else ids
+    prompt, ids = ids.shape[1], ids[:, : position + 1] if anatomy.causal else ids
     values: dict[Site, Tensor] = {}
 
     def looking(site: Site) -> tuple[Site, Tap]:
@@ -104,7 +105,7 @@ def observed(
 
         return site, tap
 
-    with tapped(model, [looking(site) for site in sites]):
+    with part_of(model, prompt), tapped(model, [looking(site) for site in sites]):
         logits = logits_of(model(input_ids=ids, **forward))
     return logits[0, position].clone(), values
 

@@ -89,6 +89,24 @@ def unedited(model: torch.nn.Module) -> Iterator[None]:
             _open[model] = contexts
 
 
+@contextmanager
+def part_of(model: torch.nn.Module, prompt: int) -> Iterator[None]:
+    """Runs inside are of parts of one prompt of so many tokens: edits count positions from its end, and not the part's.
+
+    Where a context was opened with a prompt's length of its own, that holds.
+    """
+    contexts = _open.get(model)
+    if not contexts or contexts[-1].passes.given is not None:
+        yield
+        return
+    passes = contexts[-1].passes
+    passes.given = prompt
+    try:
+        yield
+    finally:
+        passes.given = None
+
+
 def edits_of(model: torch.nn.Module) -> tuple[Edit, ...]:
     """The edits that hold now, in their order."""
     contexts = _open.get(model)

@@ -28,6 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mainstem.causal.changes import Change, Pass, change_taps
+from mainstem.causal.edited import edits_of, part_of
 from mainstem.causal.grouping import Batch, Start, batches
 from mainstem.causal.prefixes import Prefixes
 from mainstem.causal.recorded import RecordedBlocks, end_only, said
@@ -83,13 +84,15 @@ class Replay:
         **forward: Any,
     ) -> None:
         self.model, self.anatomy, self.forward = model, anatomy, forward
+        self.prompt = ids.shape[1]
         self.ids = ids[:, : position + 1] if anatomy.causal else ids
         self.position = position
         self.notes: list[str] = []
-        self.blocks = RecordedBlocks(model, anatomy, self.ids, position, sites, **forward)
-        self.clean = self.blocks.logits
-        self._require_finite(self.clean[None], [()])
-        self.prefixes = Prefixes(model, self.ids, forward) if anatomy.causal and self.blocks.fault is None else None
+        with part_of(model, self.prompt):
+            self.blocks = RecordedBlocks(model, anatomy, self.ids, position, sites, **forward)
+            self.clean = self.blocks.logits
+            self._require_finite(self.clean[None], [()])
+            self.prefixes = Prefixes(model, self.ids, forward) if anatomy.causal and self.blocks.fault is None else None
         widest = max((value.nbytes for value in self.blocks.values.values()), default=0)
         cached = self.prefixes.nbytes if self.prefixes else 0
         self.row_bytes = self.blocks.run_bytes + widest + 2 * cached + self.ids.nbytes
@@ -101,7 +104,7 @@ class Replay:
         self.resumes = self.blocks.fault is None
         self.by_suffix = self.prefixes is not None and self.prefixes.usable
         self.end_only = self.blocks.end_only and anatomy.causal
-        self.late = self.resumes
+        self.late = self.resumes and not edits_of(model)  # an edit of a run holds for all rows of every block
         self.in_batches = True
         if not self.resumes:
             self.notes.append(f"runs are computed from the first block on: {self.blocks.fault}")
@@ -149,7 +152,7 @@ class Replay:
     @torch.no_grad()
     def alone(self, changes: Changes) -> Float[Tensor, " d_vocab"]:
         """The destination's logits of one run by a full forward, nothing skipped and nothing left out."""
-        with tapped(self.model, change_taps(changes, Pass(1, self.ids.shape[1]))):
+        with part_of(self.model, self.prompt), tapped(self.model, change_taps(changes, Pass(1, self.ids.shape[1]))):
             return logits_of(self.model(input_ids=self.ids, **self.forward))[0, self.position].clone()
 
     def _checked(self, changes: Sequence[Changes], start: Start) -> Tensor | None:
@@ -200,6 +203,11 @@ class Replay:
 
     @torch.no_grad()
     def _run(self, changes: Sequence[Changes], start: Start) -> Float[Tensor, "run d_vocab"]:
+        with part_of(self.model, self.prompt):
+            return self._run_part(changes, start)
+
+    def _run_part(self, changes: Sequence[Changes], start: Start) -> Float[Tensor, "run d_vocab"]:
+        """From a block and a position on."""
         batch, positions = len(changes), self.ids.shape[1] - start.position
         begins = self._begins(changes, start)
         if batch in (positions, self.ids.shape[1]):  # axes of rows and of positions would look alike
@@ -250,7 +258,8 @@ class Replay:
         """The first sublayer whose write is not finite."""
         taps = change_taps(changes, Pass(1, self.ids.shape[1]))
         end = torch.tensor([[self.position]], device=self.ids.device)
-        captured = capture(self.model, self.anatomy, self.ids, end, edits=taps, **self.forward)
+        with part_of(self.model, self.prompt):
+            captured = capture(self.model, self.anatomy, self.ids, end, edits=taps, **self.forward)
         found = next((i for i in captured.order if not bool(torch.isfinite(captured.writes[i]).all())), None)
         return "the unembedding" if found is None else str(self.anatomy.writes[found].unit)
 

@@ -1,9 +1,10 @@
 """`explain` on many prompts: which units write the answers, on average.
 
-Each prompt is run and explained once, as it would be alone. The units that at least one prompt lists are then scored
-exactly in every prompt's trace, which is kept until then, so that a mean is over all of them and not over those where
-the unit did well. A unit that no prompt lists has on each prompt a score not beyond the last one listed there; the mean
-of those is `elsewhere`, and every row with a mean beyond it is in its true place among all units.
+Each prompt is run and explained, as it would be alone. The units that at least one prompt lists are then scored exactly
+on every prompt, so that a mean is over all of them and not over those where the unit did well. For that each prompt is
+run a second time: a forward pass costs less than an explanation, and no run is kept, however many prompts there are. A
+unit that no prompt lists has on each prompt a score not beyond the last one listed there; the mean of those is
+`elsewhere`, and every row with a mean beyond it is in its true place among all units.
 
 Source positions are not the same place in different prompts: an attention subvalue L9H8@3 is counted under its head,
 L9H8@, with the head's largest (with `negative`, smallest) score over sources on each prompt. An expert's neuron that
@@ -81,37 +82,30 @@ def explain_set(
     if RULES[score].measured:
         raise UsageError(f"The score {score!r} is measured on one prompt at a time", "--score", "Take increase.")
 
+    def run(pair: PromptPair) -> "Trace":
+        return model.trace(prompt_of(pair), positions=(position,), chat=chat)
+
     def one(pair: PromptPair) -> Found:
-        trace = model.trace(prompt_of(pair), positions=(position,), chat=chat)
-        made = trace.explain(
+        made = run(pair).explain(
             target=as_tokens(pair.answers), against=as_tokens(pair.wrong_answers),
             score=score, norm=norm, position=position, top=top, negative=negative, **options,
         )  # fmt: skip
-        return Found(_own(made), (trace, made), made.warnings, made.notes, _failed(made))
+        return Found(_own(made), made, made.warnings, made.notes, _failed(made))
 
     def step(done: int) -> None:
         if progress is not None:
             progress(done, 2 * len(pairs))
 
     found = gathered(model, pairs, one, chat, lambda done, of: step(done), position)
-    traces: list[Trace] = [each.result[0] for each in found.found]
-    explanations: list[Explanation] = [each.result[1] for each in found.found]
-    listed = [{_named(Unit.parse(value.unit)) for value in made.values} for made in explanations]
+    explanations: list[Explanation] = [each.result for each in found.found]
     units = list(dict.fromkeys(Unit.parse(value.unit) for made in explanations for value in made.values))
     table: dict[str, list[float]] = {}
-    for n, (pair, trace, made) in enumerate(zip(found.pairs, traces, explanations, strict=True)):
-        scorer = _Scorer(trace, made, as_tokens(pair.answers), as_tokens(pair.wrong_answers), negative)
+    for n, (pair, made) in enumerate(zip(found.pairs, explanations, strict=True)):
+        scorer = _Scorer(run(pair), made, as_tokens(pair.answers), as_tokens(pair.wrong_answers), negative)
         for name, value in scorer.scores(units).items():
             table.setdefault(name, []).append(value)
-        step(2 * len(pairs) - len(traces) + n + 1)
-    sign = -1 if negative else 1
-    means = {name: mean_of(values, model.seed) for name, values in table.items()}
-    sources = _sources(units)
-    rows = [
-        MeanRow(name, {score: means[name]}, sum(name in own for own in listed), sources.get(name))
-        for name in sorted(means, key=lambda name: (-sign * means[name].mean, name))
-    ]
-    ends = [sign * max(sign * (made.values[-1].score or 0.0), 0.0) for made in explanations if len(made.values) == top]
+        step(2 * len(pairs) - len(explanations) + n + 1)
+    rows = _rows(score, table, explanations, negative, model.seed)
     return reading(
         model, found, "explain",
         {"score": score, "norm": norm, "position": position, "top": top, "negative": negative,
@@ -119,10 +113,31 @@ def explain_set(
         rows=rows,
         outcomes=_outcomes(explanations, model.seed),
         verdicts=_verdicts(explanations),
-        elsewhere=sum(ends) / len(explanations) if ends else None,
+        elsewhere=_elsewhere(explanations, top, negative),
         stability=stability_of(list(table.values()), model.seed),
-        notes=[*_about_stability(len(rows), len(traces)), *_about_heads(sources, negative)],
+        notes=[*_about_stability(len(rows), len(explanations)), *_about_heads(_sources(units), negative)],
     )  # fmt: skip
+
+
+def _rows(
+    score: str, table: dict[str, list[float]], explanations: Sequence[Explanation], negative: bool, seed: int
+) -> list[MeanRow]:
+    """The units of the table by their means, each with how many prompts list it and from which sources."""
+    units = [[Unit.parse(value.unit) for value in made.values] for made in explanations]
+    listed = [set(map(_named, own)) for own in units]
+    means = {name: mean_of(values, seed) for name, values in table.items()}
+    sources = _sources(unit for own in units for unit in own)
+    return [
+        MeanRow(name, {score: means[name]}, sum(name in own for own in listed), sources.get(name))
+        for name in sorted(means, key=lambda name: (means[name].mean if negative else -means[name].mean, name))
+    ]
+
+
+def _elsewhere(explanations: Sequence[Explanation], top: int, negative: bool) -> float | None:
+    """The mean of the last scores listed, beyond which no other unit has a mean; None where every unit is listed."""
+    best = min if negative else max
+    ends = [best(made.values[-1].score or 0.0, 0.0) for made in explanations if len(made.values) == top]
+    return sum(ends) / len(explanations) if ends else None
 
 
 def _about_stability(rows: int, prompts: int) -> list[str]:
