@@ -15,6 +15,7 @@ from mainstem.analysis.decompose import LEVELS
 from mainstem.analysis.readout import NORMS
 from mainstem.analysis.scores import RANKINGS
 from mainstem.causal.metrics import METRICS
+from mainstem.lab.optimisers import OPTIMISERS
 from mainstem.lab.tasks import TASKS
 from mainstem.session import Model
 from mainstem.tracing import Trace
@@ -54,6 +55,7 @@ def names() -> dict[str, set[str]]:
         "warnings": warning_codes(),
         "metrics": set(METRICS),
         "tasks": set(TASKS),
+        "optimisers": set(OPTIMISERS),
     }
 
 

@@ -62,6 +62,11 @@ _ENTRIES = (
     _on_a_model("outliers", "outlier features, and what int8 makes of them", "outliers"),
     _on_a_model("paris", "who says that Paris is a capital, and who that it is France's", "paris"),
     _on_a_model("privileged-basis", "is the basis of the stream special, and needs it to be", "privileged_basis"),
+    _of_the_laboratory(
+        "privileged-basis-training",
+        "which part of training makes the basis special: norm, rotations, optimiser",
+        "privileged_basis_training",
+    ),
 )
 
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

@@ -1,0 +1,350 @@
+"""What the training experiment on the privileged basis claims, and its tables and figures, from what was recorded.
+
+The rules are those of `privileged_basis_training`; everything here is arithmetic on its records.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mainstem.analysis.intervals import Interval
+from mainstem.experiments.outcome import Claim, Curves, Experiment, ExperimentTable, Figure, finding
+from mainstem.experiments.settings import Settings
+
+PAPER = "Elhage, Lasenby, Olah, Privileged Bases, 2023"
+TARGET = 3.9
+"""The held-out loss, in nats a token, at which arms are compared."""
+
+HEAVY, NEAR = 1.0, 0.6
+"""Excess kurtosis that is heavy-tailed; and how far from none one fixed rotation may be."""
+
+PLACES = {
+    "stream": ("L0.mlp", "L1.attn", "L1.mlp", "L2.attn", "L2.mlp"),
+    "computation": ("L1.mlp reads", "L2.mlp reads"),
+}
+"""The points that each number is a mean over."""
+
+BASELINE, SINGLE, SHARED, INDEPENDENT = (
+    "adam",
+    "adam, single gain",
+    "adam, shared rotation",
+    "adam, independent rotations",
+)
+SGD_SINGLE, SGD, ORTHO_SINGLE, LOW_RATE = (
+    "sgd, single gain",
+    "sgd",
+    "ortho_adam, single gain",
+    "adam, single gain, low rate",
+)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Kurtosis above the mean of rotations, and the largest of these above it, over some points."""
+
+    value: float
+    largest: float
+
+    @property
+    def heavy(self) -> bool:
+        """Whether it is, by the rule."""
+        return self.value > max(HEAVY, self.largest)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was recorded.
+
+    Attributes:
+        found: of each arm and width the records of all seeds.
+        width: of most arms.
+        wide: of the next rung.
+        target: the loss of the comparison.
+    """
+
+    found: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]
+    width: int
+    wide: int
+    target: float = TARGET
+
+    def has(self, *names: str) -> bool:
+        """Whether these arms were run."""
+        return all((name, self.width) in self.found for name in names)
+
+    def at_target(self, name: str, where: str, width: int | None = None) -> list[Excess]:
+        """The excess at the target, of each seed that passes it."""
+        records = self.found[name, width or self.width]
+        rows = [passing(record["rows"], self.target) for record in records]
+        return [excess(row, where) for row in rows if row is not None]
+
+    def complete(self, *names: str) -> bool:
+        """Whether every seed of these arms passes the target."""
+        return all(
+            passing(record["rows"], self.target) is not None
+            for name in names
+            for record in self.found[name, self.width]
+        )
+
+    def ends(self, name: str) -> list[float]:
+        """The loss at the end, of each seed."""
+        return [record["rows"][-1]["loss"] for record in self.found[name, self.width]]
+
+
+def passing(rows: Sequence[Mapping[str, float]], target: float) -> dict[str, float] | None:
+    """The measurement where the loss first passes the target, between the two around it; None if it does not."""
+    for before, after in zip(rows, rows[1:], strict=False):
+        if after["loss"] <= target < before["loss"]:
+            share = (before["loss"] - target) / (before["loss"] - after["loss"])
+            return {key: before[key] + share * (after[key] - before[key]) for key in before}
+    return None
+
+
+def excess(row: Mapping[str, float], where: str) -> Excess:
+    """The mean over the points of the stream, or of the computation."""
+    names = PLACES[where]
+
+    def mean(kind: str) -> float:
+        return sum(row[f"{name}{kind}"] - row[f"{name} rotated"] for name in names) / len(names)
+
+    return Excess(mean(""), mean(" largest"))
+
+
+def mean(found: Sequence[Excess]) -> float:
+    """Over seeds."""
+    return sum(each.value for each in found) / len(found)
+
+
+def spread(found: Sequence[Excess]) -> str:
+    """Mean, and the least and the largest of the seeds, in words."""
+    if not found:
+        return "did not reach the loss"
+    values = [each.value for each in found]
+    ends = f" ({min(values):+.2f} to {max(values):+.2f})" if len(values) > 1 else ""
+    return f"{mean(found):+.2f}{ends}"
+
+
+def heavy(found: Sequence[Excess]) -> bool:
+    """Whether every seed is."""
+    return bool(found) and all(each.heavy for each in found)
+
+
+def near(found: Sequence[Excess]) -> bool:
+    """Whether the mean over seeds is."""
+    return bool(found) and abs(mean(found)) <= NEAR
+
+
+def above(high: Sequence[Excess], low: Sequence[Excess]) -> bool:
+    """Whether every seed of one is above every seed of the other."""
+    return bool(high) and bool(low) and min(each.value for each in high) > max(each.value for each in low)
+
+
+def rotations_of(found: Sequence[Excess]) -> str:
+    """The null in words."""
+    return f"at most {max((each.largest for each in found), default=0):+.2f} after any of ten rotations"
+
+
+def assemble(settings: Settings, seeds: list[int], runs: Runs, corpus: str) -> Experiment:
+    """The result."""
+    claims = [tails(runs), not_the_norm(runs), shared(runs), independent(runs), losses(runs), the_optimiser(runs)]
+    claims += [the_gain(runs)] if runs.has(SGD) else []
+    claims += [the_rate(runs)] if runs.has(LOW_RATE) else []
+    return Experiment(
+        name="privileged-basis-training",
+        title="What makes a basis privileged: norms, rotations and optimisers",
+        question="Which part of training makes coordinates of the stream heavy-tailed?",
+        provenance=settings.provenance(seeds),
+        model={"name": f"decoders of three blocks, width {runs.width}, trained on {corpus}"},
+        claims=claims,
+        tables=[table(runs)],
+        figures=[bars(runs, "stream"), bars(runs, "computation"), curves(runs)],
+        notes=[
+            f"Arms are compared where their held-out loss first passes {runs.target} nats a token, by interpolation.",
+            *missing(runs),
+            *settings.notes(),
+        ],
+    )
+
+
+def tails(runs: Runs) -> Claim:
+    """Whether the baseline has a privileged basis."""
+    found = runs.at_target(BASELINE, "stream")
+    return Claim(
+        "Trained as usual, the stream is heavy-tailed.",
+        PAPER,
+        "wildly non-Gaussian (a figure)",
+        f"excess kurtosis {spread(found)}",
+        rotations_of(found),
+        finding(heavy(found)),
+        {"excess": [each.value for each in found]},
+    )
+
+
+def not_the_norm(runs: Runs) -> Claim:
+    """Whether tails remain without a gain for each dimension."""
+    with_gains, single = (runs.at_target(name, "stream") for name in (BASELINE, SINGLE))
+    return Claim(
+        "It is not LayerNorm: with RMSNorm of a single gain the tails are no lighter.",
+        PAPER,
+        "if anything more heavy-tailed",
+        f"excess {spread(single)}; with LayerNorm {spread(with_gains)}",
+        rotations_of(single),
+        finding(heavy(single) and mean(single) >= mean(with_gains), heavy(single)) if with_gains else finding(False),
+        {"single gain": [each.value for each in single], "LayerNorm": [each.value for each in with_gains]},
+    )
+
+
+def shared(runs: Runs) -> Claim:
+    """Whether a shared rotation moves the tails out of the stream and leaves the computation's."""
+    stream, computation = (runs.at_target(SHARED, where) for where in PLACES)
+    holds = near(stream) and heavy(computation)
+    return Claim(
+        "With one rotation at every read and write the stream has no tails, what is computed has them as before.",
+        PAPER,
+        "stream about 3; before the MLP as heavy-tailed as the baseline",
+        f"excess of the stream {spread(stream)}, before the MLPs {spread(computation)}",
+        rotations_of(computation) + f"; baseline before the MLPs {spread(runs.at_target(BASELINE, 'computation'))}",
+        finding(holds, near(stream) or heavy(computation)),
+        {"stream": [each.value for each in stream], "computation": [each.value for each in computation]},
+    )
+
+
+def independent(runs: Runs) -> Claim:
+    """Whether independent rotations leave no tails at all."""
+    stream, computation = (runs.at_target(INDEPENDENT, where) for where in PLACES)
+    baseline = runs.at_target(BASELINE, "computation")
+    return Claim(
+        "With another rotation at each read and write there are no tails in either basis.",
+        PAPER,
+        "both about 3, small tails in early layers",
+        f"excess of the stream {spread(stream)}, before the MLPs {spread(computation)}",
+        f"baseline before the MLPs {spread(baseline)}",
+        finding(near(stream) and near(computation) and heavy(baseline), near(stream) and above(baseline, computation)),
+        {"stream": [each.value for each in stream], "computation": [each.value for each in computation]},
+    )
+
+
+def losses(runs: Runs) -> Claim:
+    """Whether rotated models are as good, within what a seed changes."""
+    ends = {name: runs.ends(name) for name in (BASELINE, SHARED, INDEPENDENT)}
+    means = {name: sum(values) / len(values) for name, values in ends.items()}
+    width = {name: max(values) - min(values) for name, values in ends.items()}
+    same = [abs(means[name] - means[BASELINE]) <= max(width[name], width[BASELINE]) for name in (SHARED, INDEPENDENT)]
+    several = len(ends[BASELINE]) > 1
+    return Claim(
+        "Rotated models reach the loss of the baseline.",
+        PAPER,
+        "the same within a billion tokens",
+        "at the end " + ", ".join(f"{name} {value:.3f}" for name, value in means.items()),
+        f"seeds of the baseline are {width[BASELINE]:.3f} apart" if several else "one seed: no spread to compare with",
+        finding(all(same), any(same)) if several else "measured",
+        {name: values for name, values in ends.items()},
+    )
+
+
+def the_optimiser(runs: Runs) -> Claim:
+    """The paper's open question: whether Adam's division by coordinates is the cause."""
+    names = [name for name in (SINGLE, SGD_SINGLE, ORTHO_SINGLE) if runs.has(name)]
+    adam, *others = (runs.at_target(name, "stream") for name in names)
+    clean = [near(other) and above(adam, other) for other in others]
+    words = ", ".join(f"{name} {spread(runs.at_target(name, 'stream'))}" for name in names)
+    return Claim(
+        "It is Adam: where only the optimiser has a basis, Adam makes tails, and SGD and Adam in another basis do not.",
+        f"{PAPER}, an open question",
+        "suspected, not tested",
+        f"excess of the stream at the same loss: {words}",
+        "SGD with a single gain commutes with every rotation",
+        finding(heavy(adam) and all(clean), heavy(adam) and any(clean)),
+        {name: [each.value for each in runs.at_target(name, "stream")] for name in names},
+    )
+
+
+def the_gain(runs: Runs) -> Claim:
+    """What a gain for each dimension does by itself, under an optimiser without a basis."""
+    gains, single = (runs.at_target(name, "stream") for name in (SGD, SGD_SINGLE))
+    return Claim(
+        "Under SGD, a gain for each dimension makes tails of its own.",
+        "not published; the control of the arm above",
+        "not published",
+        f"excess {spread(gains)} with LayerNorm",
+        f"{spread(single)} with a single gain",
+        "measured",
+        {"LayerNorm": [each.value for each in gains], "single gain": [each.value for each in single]},
+    )
+
+
+def the_rate(runs: Runs) -> Claim:
+    """Whether Adam's tails grow with its learning rate."""
+    high, low = (runs.at_target(name, "stream") for name in (SINGLE, LOW_RATE))
+    return Claim(
+        "Adam's tails grow with the learning rate.",
+        "He et al., Understanding and Minimising Outlier Features, 2024",
+        "larger rates make larger tails (figures)",
+        f"excess {spread(high)} at the rate of the other arms",
+        f"{spread(low)} at an eighth of it",
+        finding(heavy(high) and above(high, low)),
+        {"high": [each.value for each in high], "low": [each.value for each in low]},
+    )
+
+
+def missing(runs: Runs) -> list[str]:
+    """Arms that stopped early, or did not reach the loss of the comparison."""
+    said = []
+    for (name, width), records in runs.found.items():
+        late = sum(passing(record["rows"], runs.target) is None for record in records)
+        if late:
+            said.append(f"{name}, width {width}: {late} of {len(records)} seeds did not reach the loss.")
+        said += [f"{name}, width {width}: {record['diverged']}." for record in records if record["diverged"]]
+    return said
+
+
+def table(runs: Runs) -> ExperimentTable:
+    """One row for each arm and width."""
+    rows = []
+    for (name, width), records in runs.found.items():
+        at = [row for record in records if (row := passing(record["rows"], runs.target))]
+        steps = round(sum(row["step"] for row in at) / len(at)) if at else ""
+        columns = [seeds(runs.at_target(name, where, width)) for where in PLACES]
+        last = [record["rows"][-1] for record in records]
+        ends = [seeds([excess(row, where) for row in last]) for where in PLACES]
+        loss = [row["loss"] for row in last]
+        rows.append([name, width, steps, *columns, Interval(sum(loss) / len(loss), min(loss), max(loss)), *ends])
+    return ExperimentTable(
+        "Arms",
+        "means over seeds with the least and the largest; excess kurtosis over ten rotations",
+        ["arm", "width", "steps", "stream", "before MLPs", "loss at the end", "stream then", "before MLPs then"],
+        rows,
+    )
+
+
+def seeds(found: Sequence[Excess]) -> Interval | str:
+    """Mean, least and largest of the seeds."""
+    values = [each.value for each in found]
+    return Interval(mean(found), min(values), max(values)) if values else ""
+
+
+def bars(runs: Runs, where: str) -> Figure:
+    """Excess at the same loss, arm by arm."""
+    shown = {
+        f"{name}, {width}" if width != runs.width else name: interval
+        for name, width in runs.found
+        if isinstance(interval := seeds(runs.at_target(name, where, width)), Interval)
+    }
+    title = {"stream": "Excess kurtosis of the stream", "computation": "Excess kurtosis before the MLPs"}[where]
+    caption = f"at a held-out loss of {runs.target}: mean over seeds, the least and the largest"
+    return Figure(title, list(shown), list(shown.values()), caption=caption)
+
+
+def curves(runs: Runs) -> Curves:
+    """Excess of the stream along the training, over the loss."""
+    return Curves(
+        "Excess kurtosis of the stream along the training",
+        "each line one model, from its first steps on the right to its end on the left",
+        "held-out loss, nats a token",
+        "excess kurtosis",
+        {
+            f"{name}, seed {i}": [(row["loss"], excess(row, "stream").value) for row in record["rows"]]
+            for (name, width), records in runs.found.items()
+            if width == runs.width
+            for i, record in enumerate(records)
+        },
+    )
