@@ -32,8 +32,8 @@ class DecoderConfig(PreTrainedConfig):
         d_mlp: the number of neurons of each MLP; None: attention only.
         norm: what stands before each read: LayerNorm, RMSNorm with a gain for each dimension, RMSNorm with a single
             gain, or nothing.
-        positions: a learned or a sinusoidal vector added to the stream, rotary queries and keys, or none: then the order
-            of tokens shows only in which are earlier.
+        positions: a learned or a sinusoidal vector added to the stream, rotary queries and keys, or none: then the
+            order of tokens shows only in which are earlier.
         smeared_keys: whether each key is mixed with the one before it, a learned share for each head.
         attention: the function from scores to the pattern.
         gamma: of "clipped" attention, the lower end of the stretched softmax, below 0.
