@@ -173,7 +173,8 @@ def test_a_weight_of_a_pattern_zeroed_takes_its_subvalue_off_the_head() -> None:
 
 @pytest.mark.parametrize("family", ("qwen3_moe", "mixtral"))
 def test_an_experts_neuron_zeroed_is_the_one_that_ablation_takes_out(family: str) -> None:
-    from mainstem.causal.ablation import AblatedRuns, NeuronMap
+    from mainstem.causal.ablation import AblatedRuns
+    from mainstem.causal.neuron_map import NeuronMap
     from mainstem.run.inputs import base_arguments
 
     model, ids = opened(family), prompt(1)

@@ -5,8 +5,9 @@ import torch
 import zoo
 
 import mainstem
-from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
+from mainstem.causal.ablation import AblatedRuns
 from mainstem.causal.controls import Pool, units_of
+from mainstem.causal.neuron_map import Ablation, NeuronMap
 from mainstem.causal.outcomes import NAMED, RANDOM, Control
 from mainstem.causal.reference import observe, reference_text
 from mainstem.causal.verdict import Question, judge, verify

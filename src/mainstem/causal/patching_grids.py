@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from jaxtyping import Int
 from torch import Tensor
 
-from mainstem.causal.ablation import NeuronMap
+from mainstem.causal.neuron_map import NeuronMap
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site

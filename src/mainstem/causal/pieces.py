@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mainstem.causal.ablation import NeuronMap
+from mainstem.causal.neuron_map import NeuronMap
 from mainstem.errors import LevelRefusedError, UnitError
 from mainstem.model.anatomy import Anatomy, AttentionCore, ExpertRead, Read
 from mainstem.model.graph import SumNode

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from mainstem.analysis.parts import Group
-from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
+from mainstem.causal.ablation import AblatedRuns
 from mainstem.causal.controls import Place, Pool, units_of
+from mainstem.causal.neuron_map import Ablation, NeuronMap
 from mainstem.causal.outcomes import NAMED, RANDOM, AblationRow, Control, Method, Outcome, Verdict, Verification
 from mainstem.causal.reference import Reference
 from mainstem.units import Unit

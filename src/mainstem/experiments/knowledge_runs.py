@@ -11,8 +11,9 @@ from mainstem.analysis.attribution import Scored
 from mainstem.analysis.ranking import rank
 from mainstem.analysis.readout import frozen_scale, logits_of
 from mainstem.analysis.scores import Scores
-from mainstem.causal.ablation import AblatedRuns, Ablation, NeuronMap
+from mainstem.causal.ablation import AblatedRuns
 from mainstem.causal.controls import Place, Pool, units_of, unrelated
+from mainstem.causal.neuron_map import Ablation, NeuronMap
 from mainstem.causal.outcomes import NAMED, Outcome
 from mainstem.causal.verdict import outcome
 from mainstem.experiments.prompts import Prompt

@@ -12,8 +12,9 @@ from mainstem.analysis.ranking import KIND_LEVELS, Ranking, rank
 from mainstem.analysis.readout import NormConvention
 from mainstem.analysis.scores import RULES, check_score
 from mainstem.analysis.search import IncreaseSearch
-from mainstem.causal.ablation import AblatedRuns, NeuronMap
+from mainstem.causal.ablation import AblatedRuns
 from mainstem.causal.controls import Place, same_type, units_of, unrelated
+from mainstem.causal.neuron_map import NeuronMap
 from mainstem.causal.outcomes import NAMED, Verification
 from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
 from mainstem.causal.verdict import Question, outcome, verify
