@@ -22,6 +22,7 @@ WORD = re.compile(r"[A-Za-z0-9]+(?:[-_.][A-Za-z0-9]+)*")
 ALLOWED = {
     "aria": "the attributes of accessible HTML, aria-label and others",
     "bit": "a digit of the binary system",
+    "clip": "to bound gradients, or the pattern of attention",
     "encoder-decoder": "the kind of model that is refused, in error messages",
 }
 """Keys that are ordinary words, each with what it means in the source."""

@@ -172,7 +172,7 @@ class Decoder(PreTrainedModel, GenerationMixin):
         return self.config.n_layers * (1 if self.config.d_mlp is None else 2)
 
 
-def sinusoids(rows: int, d_model: int) -> Float[Tensor, "rows d_model"]:
+def sinusoids(rows: int, d_model: int) -> Float[Tensor, "pos d_model"]:
     """sin and cos of position * 10000^(-2 j / d_model), of root mean square 1 / sqrt(2) (Vaswani et al. 2017, 3.5)."""
     half = (d_model + 1) // 2
     angles = torch.arange(rows)[:, None] * 10_000.0 ** (-torch.arange(half) / half)

@@ -122,7 +122,7 @@ def check_config(config: DecoderConfig) -> None:
         whole_number("d_mlp", config.d_mlp, 1)
     if config.d_model % config.n_heads:
         raise UsageError(
-            f"d_model {config.d_model} cannot be divided among {config.n_heads} heads",
+            f"A d_model of {config.d_model} cannot be divided among {config.n_heads} heads",
             None,
             f"Give a multiple of {config.n_heads}.",
         )
@@ -138,7 +138,7 @@ def check_config(config: DecoderConfig) -> None:
         )
     if config.attention != "clipped" and config.gamma is not None:
         raise UsageError(
-            f"gamma belongs to clipped attention, and attention is {config.attention!r}", None, "Leave it out."
+            f"A gamma belongs to clipped attention, and attention is {config.attention!r}", None, "Leave it out."
         )
 
 
