@@ -6,7 +6,7 @@ transformers")
     logits = W_U W_E destination + sum over heads, over sources of A W_U W_OV W_E source
 
 with A the softmax of W_E^T W_QK W_E over the tokens of the context. Here the context is one source, `others` tokens of
-a background, each as likely, and the destination itself. A skip trigram's increase is the probability of its output
+a background, at their mean, and the destination itself. A skip trigram's increase is the probability of its output
 with the source there, minus that with one more background token in its place.
 
 Cost: tables of d_vocab^3 numbers; for small vocabularies.
@@ -15,7 +15,7 @@ Cost: tables of d_vocab^3 numbers; for small vocabularies.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.head_circuits import HeadCircuits
@@ -49,14 +49,17 @@ class SkipTrigramTable:
 
 
 def skip_trigram_table(
-    direct: Float[Tensor, "d_vocab d_vocab"], circuits: list[HeadCircuits], background: Int[Tensor, " token"], others: int
+    direct: Float[Tensor, "d_vocab d_vocab"],
+    circuits: list[HeadCircuits],
+    background: Float[Tensor, " d_vocab"],
+    others: int,
 ) -> SkipTrigramTable:
     """The table of a model.
 
     Args:
         direct: W_U W_E as destination x output.
         circuits: of each head.
-        background: the tokens that others are drawn from.
+        background: how likely each token is to be one of the others.
         others: how many there are beside source and destination.
     """
     added = torch.zeros(len(direct), len(direct), len(direct), dtype=torch.float64)
@@ -66,8 +69,8 @@ def skip_trigram_table(
         weight = (gives - gives.amax(1, keepdim=True)).exp()
         says = (head.ov.columns @ head.ov.rows.mT).double()  # source x output
         itself = weight.diagonal()[:, None] * says
-        around = weight[:, background] @ says[background] / len(background)
-        total, each = weight.diagonal(), weight[:, background].mean(1)
+        around = (weight * background) @ says
+        total, each = weight.diagonal(), weight @ background.double()
         absent += (itself + (others + 1) * around) / (total + (others + 1) * each)[:, None]
         present = weight.mT[:, :, None] * says[:, None] + (itself + others * around)
         added += present / (weight.mT + total + others * each)[:, :, None]

@@ -5,11 +5,12 @@ bigrams and by skip trigrams [source] ... [destination] -> [out]. Its QK circuit
 source, its OV circuit what is then predicted. As a head is the product of both, two skip trigrams of one source force
 two more: keep ... in -> mind and keep ... at -> bay also make keep ... in -> bay ("skip-trigram bugs").
 
-Here: models of one layer of four heads, no norms, no positions, trained on text in which eight skip trigrams are planted
-and nothing else can be known (`mainstem.lab.skip_trigrams`); [perfect] ... [are] -> [perfect] is one of them. All skip
-trigrams of the vocabulary are ranked by how much likelier the source makes the output according to the circuits alone
-(`mainstem.analysis.skip_trigram_table`). The direct path W_U W_E can repair the bug where a destination has one output;
-the second arm plants two more, harbour ... in -> bay and calm ... at -> mind, so that both destinations have both.
+Here: models of one layer of four heads, no norms, no positions, trained on text in which eight skip trigrams are
+planted and nothing else can be known (`mainstem.lab.skip_trigrams`); [perfect] ... [are] -> [perfect] is one of them.
+All skip trigrams of the vocabulary are ranked by how much likelier the source makes the output according to the
+circuits alone (`mainstem.analysis.skip_trigram_table`). The direct path W_U W_E can repair the bug where a destination
+has one output; the second arm plants two more, harbour ... in -> bay and calm ... at -> mind, so that both destinations
+have both.
 
 The rules, fixed before the runs that the documentation quotes. "Always" is in every seed.
 
@@ -18,20 +19,22 @@ The rules, fixed before the runs that the documentation quotes. "Always" is in e
    at least 0.5, the null at most half of it.
 2. They are read off the circuits, and nothing else is. reproduced: the eight of the largest increase are always the
    eight planted ones; in part: always at least six. Null: the same before training.
-3. [perfect] ... [are] -> [perfect]. reproduced: it is always among those eight, and the model's own probability of it in
-   running text is at least 0.9, without `perfect` at most 0.1; in part: the probabilities alone.
-4. The heads force the bug. What they add to the logit of a forced output, over what they add to that of the planted one
-   at the same source and destination. Null: the same for the outputs of other sources. reproduced: always at least 0.5,
-   the null at most 0.25, for both forced ones; in part: for one.
+3. [perfect] ... [are] -> [perfect]. reproduced: it is always among those eight, and the model's own probability of it
+   in running text is at least 0.9, without `perfect` at most 0.1; in part: the probabilities alone.
+4. The heads force the bug. What they add to the logit of a forced output, above what they add after other sources, over
+   the same of the planted output at the same source and destination. Null: the same for the outputs of other sources. reproduced: always at least 0.5,
+   the null at most half of it, for both forced ones; in part: for one.
 5. It shows where the direct path cannot repair it (second arm). The probability of the forced output in running text.
-   Null: the largest without the source and after other sources. reproduced: always at least 0.01 and ten times the null,
-   for both; in part: for one.
+   Null: the same where other sources stand for it. reproduced: always at least 0.01 and ten times the
+   null, for both; in part: for one.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from mainstem.analysis.skip_trigram_table import SkipTrigramTable, skip_trigram_table
 from mainstem.experiments.outcome import Experiment
@@ -49,7 +52,7 @@ CROSSING = (SkipTrigram("harbour", "in", "bay"), SkipTrigram("calm", "at", "mind
 """With these both destinations have both outputs, and only the source tells them apart."""
 
 ARMS = {"planted": PLANTED, "crossed": PLANTED + CROSSING}
-STEPS, LEARNING_RATE, START = 400, 1e-2, 0.1
+STEPS, LEARNING_RATE, START = 600, 1e-2, 0.1
 OTHERS = 16
 """Words of a context beside source and destination, as many as there are on average in training."""
 
@@ -83,7 +86,7 @@ def run(settings: Settings) -> Experiment:
         figures=[curves(runs, seeds)],
         notes=[
             f"{STEPS} steps of AdamW at {LEARNING_RATE:g}, batches of 64 sequences of 24 words.",
-            f"Circuits are read in a context of one source and {OTHERS} other words, at their mean.",
+            f"Circuits are read in a context of one source and {OTHERS} words that mean nothing, at their mean.",
             *settings.notes(),
         ],
     )
@@ -110,15 +113,16 @@ def trained(trigrams: tuple[SkipTrigram, ...], seed: int, settings: Settings) ->
     )
     model.to("cpu")
     found = table(model, text)
+    asked = (*trigrams, *FORCED)
     return {
         "learning": training.probe("planted"),
         "learned": planted_probability(model, text),
         "without_sources": planted_probability(model, text, sources=False),
         "read": _named(found, text),
         "read_before": _named(before, text),
-        "heads": {_name(each): _heads(found, text, each) for each in (*trigrams, *FORCED)},
-        "spoken": {_name(each): probability(model, text, *each) for each in (*trigrams, *FORCED)},
-        "unspoken": {_name(each): _controls(model, text, each) for each in (*trigrams, *FORCED)},
+        "heads": {_name(each): _heads(found, text, each) for each in asked},
+        "spoken": {_name(each): probability(model, text, each) for each in asked},
+        "unspoken": {_name(each): probability(model, text, each, source=False) for each in asked},
     }
 
 
@@ -127,7 +131,9 @@ def table(model: Decoder, text: SkipTrigramText) -> SkipTrigramTable:
     opened: Model = open(model)
     circuits = [circuits_of(opened, head) for head in opened.weights.heads]
     direct = model.embed.weight.detach() @ model.unembed.weight.detach().T
-    return skip_trigram_table(direct, circuits, _fillers(text), OTHERS)
+    background = torch.zeros(len(text.words))
+    background[_ids(text, FILLERS)] = 1 / len(FILLERS)
+    return skip_trigram_table(direct, circuits, background, OTHERS)
 
 
 @torch.no_grad()
@@ -146,27 +152,33 @@ def planted_probability(module: nn.Module, text: SkipTrigramText, sources: bool 
 
 
 @torch.no_grad()
-def probability(model: Decoder, text: SkipTrigramText, source: str | None, destination: str, out: str) -> float:
-    """The mean probability of an output after a destination, with a source somewhere before it or without."""
+def probability(model: Decoder, text: SkipTrigramText, trigram: SkipTrigram, source: bool = True) -> float:
+    """The mean probability of an output after its destination, in contexts like those of training.
+
+    Two sources are somewhere before it: the skip trigram's own, unless it is to be left out, and others of which no
+    skip trigram has this output.
+    """
     generator = torch.Generator().manual_seed(0)
-    fillers = _fillers(text)
+    fillers = _ids(text, FILLERS)
+    own = {each.source for each in text.trigrams if each.out == trigram.out} | {trigram.source}
+    others = _ids(text, sorted({each.source for each in text.trigrams} - own))
     ids = fillers[torch.randint(len(fillers), (CONTEXTS, OTHERS + 2), generator=generator)]
-    if source is not None:
-        ids[torch.arange(CONTEXTS), torch.randint(OTHERS + 1, (CONTEXTS,), generator=generator)] = text.id_of(source)
-    ids[:, -1] = text.id_of(destination)
-    return float(model(input_ids=ids).logits[:, -1].softmax(-1)[:, text.id_of(out)].mean())
-
-
-def _controls(model: Decoder, text: SkipTrigramText, trigram: SkipTrigram) -> float:
-    """The largest probability of an output without its source, and after sources that have nothing to do with it."""
-    related = {each.source for each in text.trigrams if each.out == trigram.out} | {trigram.source}
-    others = [None, *({each.source for each in text.trigrams} - related)]
-    return max(probability(model, text, other, trigram.destination, trigram.out) for other in others)
+    present = others[torch.rand(CONTEXTS, len(others), generator=generator).argsort(1)[:, :2]]
+    if source:
+        present[:, 0] = text.id_of(trigram.source)
+    ids.scatter_(1, torch.rand(CONTEXTS, text.length // 2, generator=generator).argsort(1)[:, :2], present)
+    ids[:, -1] = text.id_of(trigram.destination)
+    return float(model(input_ids=ids).logits[:, -1].softmax(-1)[:, text.id_of(trigram.out)].mean())
 
 
 def _heads(found: SkipTrigramTable, text: SkipTrigramText, trigram: SkipTrigram) -> dict[str, float]:
-    """What the heads add to the logit of an output, and on average to those of other sources' outputs."""
-    row = found.heads[text.id_of(trigram.source), text.id_of(trigram.destination)]
+    """What the heads add to the logit of an output, and on average to those of other sources' outputs.
+
+    Above what they add after other sources, so that what every source does at the destination does not count.
+    """
+    rows = found.heads[:, text.id_of(trigram.destination)]
+    elsewhere = sorted({each.source for each in text.trigrams} - {trigram.source})
+    row = rows[text.id_of(trigram.source)] - rows[_ids(text, elsewhere)].mean(0)
     own = {each.out for each in text.trigrams if each.source == trigram.source}
     others = [text.id_of(each.out) for each in text.trigrams if each.out not in own]
     return {"own": float(row[text.id_of(trigram.out)]), "others": float(row[others].mean())}
@@ -176,10 +188,10 @@ def _named(found: SkipTrigramTable, text: SkipTrigramText, count: int = 16) -> l
     return [(_name([text.words[i] for i in places]), value) for places, value in found.largest(count)]
 
 
-def _name(trigram) -> str:
+def _name(trigram: Sequence[str]) -> str:
     source, destination, out = trigram
     return f"{source} ... {destination} -> {out}"
 
 
-def _fillers(text: SkipTrigramText) -> torch.Tensor:
-    return torch.tensor([text.id_of(word) for word in FILLERS])
+def _ids(text: SkipTrigramText, words: Sequence[str]) -> Int[Tensor, " token"]:
+    return torch.tensor([text.id_of(word) for word in words])
