@@ -22,11 +22,11 @@ The rules, fixed before the runs that the documentation quotes. "Always" is in e
 3. [perfect] ... [are] -> [perfect]. reproduced: it is always among those eight, and the model's own probability of it
    in running text is at least 0.9, without `perfect` at most 0.1; in part: the probabilities alone.
 4. The heads force the bug. What they add to the logit of a forced output, above what they add after other sources, over
-   the same of the planted output at the same source and destination. Null: the same for the outputs of other sources. reproduced: always at least 0.5,
-   the null at most half of it, for both forced ones; in part: for one.
+   the same of the planted output at the same source and destination. Null: the same for the outputs of other sources.
+   reproduced: always at least 0.5, the null at most half of it, for both forced ones; in part: for one.
 5. It shows where the direct path cannot repair it (second arm). The probability of the forced output in running text.
-   Null: the same where other sources stand for it. reproduced: always at least 0.01 and ten times the
-   null, for both; in part: for one.
+   Null: the same where other sources stand for it. reproduced: always at least 0.01 and ten times the null, for both;
+   in part: for one.
 """
 
 from collections.abc import Sequence
