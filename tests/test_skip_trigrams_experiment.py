@@ -1,4 +1,4 @@
-"""Skip trigrams: claims that can fail, on numbers made by hand; the table against a model's own runs; the quick form."""
+"""Skip trigrams: claims that can fail, on numbers made by hand; the table against runs of a model; the quick form."""
 
 import json
 from dataclasses import replace
