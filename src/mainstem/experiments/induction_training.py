@@ -83,7 +83,7 @@ def run(settings: Settings) -> Experiment:
         model={"name": "one and two layers of attention, four heads, d_model 64"},
         claims=claims(runs),
         tables=[table(runs, seeds)],
-        figures=curves(runs, seeds),
+        figures=[*curves(runs, seeds)],
         notes=[
             f"{STEPS[settings.form]} steps of AdamW at {LEARNING_RATE:g}, batches of {text.batch} sequences of "
             f"{text.length} tokens out of {text.d_vocab}, segments of {SEGMENT[0]} to {SEGMENT[1]}; LayerNorm, learned "
@@ -110,7 +110,7 @@ def trained(arm: str, seed: int, settings: Settings) -> dict[str, Any]:
         device=settings.device,
         report=settings.report,
     )
-    module.to("cpu")
+    module.cpu()
     model, untrained = open(module, seed=seed), open(decoder(config, seed))
     prefix, previous = (probe.heads(module, behaviour) for behaviour in ("prefix", "previous"))
     found = [str(head) for head, score in prefix.items() if score >= FOUND]

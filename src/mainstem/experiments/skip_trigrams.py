@@ -111,7 +111,7 @@ def trained(trigrams: tuple[SkipTrigram, ...], seed: int, settings: Settings) ->
         device=settings.device,
         report=settings.report,
     )
-    model.to("cpu")
+    model.cpu()
     found = table(model, text)
     asked = (*trigrams, *FORCED)
     return {
