@@ -56,12 +56,16 @@ def _of_the_laboratory(name: str, about: str, module: str, quick: int | None = N
 
 _ENTRIES = (
     _on_a_model("indirect-object", "which heads move the name in a sentence with two", "indirect_object"),
+    _of_the_laboratory("induction", "when induction heads form, and in which models", "induction_training"),
     _on_a_model("induction-in-the-wild", "which heads continue what was there before", "induction"),
     _on_a_model("knowledge", "which score finds the units that hold a fact, over six relations", "knowledge"),
     _on_a_model("named-subspaces", "do subspaces hold the previous token and the subject", "named_subspaces"),
     _on_a_model("outliers", "outlier features, and what int8 makes of them", "outliers"),
     _on_a_model("paris", "who says that Paris is a capital, and who that it is France's", "paris"),
     _on_a_model("privileged-basis", "is the basis of the stream special, and needs it to be", "privileged_basis"),
+    _of_the_laboratory(
+        "skip-trigrams", "are planted skip trigrams read off circuits, and what comes with them", "skip_trigrams"
+    ),
     _of_the_laboratory(
         "privileged-basis-training",
         "which part of training makes the basis special: norm, rotations, optimiser",
