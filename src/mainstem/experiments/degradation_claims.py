@@ -123,17 +123,18 @@ def gradient_claim(runs: Runs, vanishing: Sequence[float]) -> Claim:
     """Whether the first layer of the deep plain network gets gradients."""
     ratios = [run.gradient_ratio for run in runs[PLAIN_56]]
     starts = [run.gradients[0][0] / run.gradients[0][1] for run in runs[PLAIN_56]]
+    lowest = [min(first / last for first, last in run.gradients) for run in runs[PLAIN_56]]
     seen = max(vanishing) < VANISHED
     return Claim(
         "Nor do gradients vanish in the deeper plain network.",
         SOURCE,
         "gradients have healthy norms with batch norm",
         f"the first convolution's gradient over the last's: {_listed(ratios)} through training, "
-        f"{_listed(starts)} before it",
+        f"{_listed(starts)} before it, {_listed(lowest)} at its lowest",
         f"with sigmoids and without batch norm {_listed(vanishing)}; residual-56 "
         f"{_listed([run.gradient_ratio for run in runs[RESIDUAL_56]])}",
         finding(seen and min(ratios) >= SOUND, partly=seen and min(ratios) >= WEAK),
-        {"plain-56": ratios, "before training": starts, "control": list(vanishing)},
+        {"plain-56": ratios, "before training": starts, "lowest": lowest, "control": list(vanishing)},
     )
 
 

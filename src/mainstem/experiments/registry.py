@@ -55,6 +55,7 @@ def _of_the_laboratory(name: str, about: str, module: str, quick: int | None = N
 
 
 _ENTRIES = (
+    _of_the_laboratory("degradation", "do deeper networks train worse, and not with shortcuts", "degradation", 85, 360),
     _on_a_model("indirect-object", "which heads move the name in a sentence with two", "indirect_object"),
     _of_the_laboratory("induction", "when induction heads form, and in which models", "induction_training"),
     _on_a_model("induction-in-the-wild", "which heads continue what was there before", "induction"),
@@ -71,6 +72,7 @@ _ENTRIES = (
         "which part of training makes the basis special: norm, rotations, optimiser",
         "privileged_basis_training",
     ),
+    _of_the_laboratory("subspaces", "have two tasks of one model subspaces of their own", "subspaces", 21, 65),
 )
 
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
