@@ -91,7 +91,7 @@ class ExperimentRuns:
             settings = self._settings_of(entry)
             with self.run.step(f"Running {entry.name} ..."):
                 made = entry.function()(settings)
-            return replace(made, notes=[*made.notes, *settings.notes()])
+            return replace(made, notes=list(dict.fromkeys([*made.notes, *settings.notes()])))
         model = self._opened()
         with self.run.step(f"Running {entry.name} ..."):
             made = entry.function()(model, self.quick, report=self.run.report, **self.options)
