@@ -111,7 +111,11 @@ def examples(page: Path) -> list[doctest.Example]:
 def test_examples_run(page: Path, demo_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the default model, which is opened once for all tests."""
     opened = mainstem.open
-    monkeypatch.setattr(mainstem, "open", lambda source: demo_model if source == "demo" else opened(source))
+
+    def held(source, **options):
+        return demo_model if source == "demo" else opened(source, **options)
+
+    monkeypatch.setattr(mainstem, "open", held)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # so that errors are Mainstem's own
     runner = doctest.DocTestRunner(optionflags=OPTIONS)
     text = page.read_text(encoding="utf-8")

@@ -240,6 +240,7 @@ def test_all_go_into_one_report_and_failures_end_nothing(reproduce, added, tmp_p
     last.stop = {1: ZeroDivisionError("division by <zero>")}
     code, out, err = reproduce("all", "--quick", "--folder", tmp_path)
     assert code == 1 and "2 of 4 experiments failed (ugly, last)" in err.splitlines()[-1]
+    assert "3 of 4: ugly, about 5 s" in err.splitlines()
     page = (tmp_path / "report-quick.html").read_text(encoding="utf-8")
     document = json.loads((tmp_path / "report-quick.json").read_text(encoding="utf-8"))
     assert [(part["name"], part["failure"] is None) for part in document["parts"]] == [

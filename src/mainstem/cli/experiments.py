@@ -66,7 +66,7 @@ class ExperimentRuns:
             self._open()
         with self._said_when_interrupted():
             for n, entry in enumerate(entries, 1):
-                self.run.report(f"{n} of {len(entries)}: {entry.name}")
+                self.run.report(f"{n} of {len(entries)}: {entry.name}{_about(entry, self.quick)}")
                 place = self.folder / entry.name / self.form
                 make, identity = partial(self._run, entry), partial(self._identity, entry)
                 self._parts.append(carried_out(entry, make, place, identity, self.run.report))
@@ -91,7 +91,7 @@ class ExperimentRuns:
             settings = self._settings_of(entry)
             with self.run.step(f"Running {entry.name} ..."):
                 made = entry.function()(settings)
-            return replace(made, notes=[*made.notes, *settings.notes()])
+            return replace(made, notes=list(dict.fromkeys([*made.notes, *settings.notes()])))
         model = self._opened()
         with self.run.step(f"Running {entry.name} ..."):
             made = entry.function()(model, self.quick, report=self.run.report, **self.options)
@@ -177,3 +177,11 @@ class ExperimentRuns:
                 words = f"Kept in {self.folder}: {', '.join(kept)}. The same command goes on from there."
                 print(words, file=sys.stderr, flush=True)
             raise
+
+
+def _about(entry: Entry, quick: bool) -> str:
+    """How long an experiment takes, where that was measured."""
+    from mainstem.report.experiment_text import duration
+
+    seconds = entry.quick_seconds if quick else entry.full_seconds
+    return "" if seconds is None else f", about {duration(seconds)}"

@@ -23,7 +23,7 @@ OF_A_MODEL = ("model", "dtype", "revision", "trust_remote_code", "allow_pickle",
 def reproduce(
     run: Run,
     experiment: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which published case, or all; without it, their list.")
+        str | None, typer.Argument(metavar="NAME", help="Which published case, or all; without it, their list.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only what decides the claims, and small.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Everything; the default.")] = False,

@@ -79,7 +79,9 @@ def carried_out(
     """
     start = time.perf_counter()
     try:
-        one = kept(folder, "experiment", identity(), lambda: asdict(make()), report)
+        one = kept(
+            folder, "experiment", identity(), lambda: asdict(make()), lambda text: report(f"{entry.name}: {text}")
+        )
     except Exception as error:  # whatever it is, it is said and must not end the others
         report(f"{entry.name} failed: {_words(error)}")
         return Part(entry.name, entry.about, None, _words(error), time.perf_counter() - start, None)
