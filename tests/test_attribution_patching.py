@@ -16,7 +16,7 @@ from mainstem.causal.attribution_patching import GRADIENTS, AttributionPatcher, 
 from mainstem.causal.exact_patching import agreement, exact_effects
 from mainstem.causal.patch_places import PLACE_KINDS, patch_places
 from mainstem.causal.tracked import Cost, Prompt
-from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
+from mainstem.errors import ChoiceError, LevelRefusedError, MetricError, UsageError
 from mainstem.intervene.attributing import PatchPair
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.run.inputs import base_arguments
@@ -308,6 +308,15 @@ def test_wrong_requests_are_refused() -> None:
     base, donor = prompts("llama", DONOR[:-1])
     with pytest.raises(UsageError, match="9 and 8 tokens"):
         AttributionPatcher(model.module, model.anatomy, base, donor, metric)
+    with pytest.raises(UsageError, match="No kind of unit"):
+        AttributionPatcher(model.module, model.anatomy, *prompts("llama"), metric, ())
+    with pytest.raises(MetricError, match="The metric has no gradient"):
+        likeliest = AttributionPatcher(
+            model.module, model.anatomy, *prompts("llama"), lambda logits: logits.argmax(-1) / 2
+        )
+        likeliest.estimate()
+    with pytest.raises(UsageError, match="sample=-1"):
+        model.attribution_patching(PatchPair(BASE.tolist(), DONOR.tolist(), metric), sample=-1)
     with pytest.raises(ChoiceError, match="kind"):
         patch_places(model.anatomy, ["neuron"])
     with pytest.raises(LevelRefusedError, match="not fused"):

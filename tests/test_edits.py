@@ -464,7 +464,7 @@ def test_two_texts_side_by_side() -> None:
 REFUSED = [
     ("L9.mlp", UnitError, "no sublayer"),
     ("L9H0", UnitError, "no unit"),
-    ("L1H99", UnitError, "no neuron|no unit|no head"),
+    ("L1H99", UnitError, "no head L1H99"),
     ("L9.resid_pre", UnitError, "no block 9"),
     ("L1.mlp.rounding", UnitError, "can be read, and not edited"),
     ("norm.bias", UnitError, "can be read, and not edited"),
@@ -532,14 +532,15 @@ def test_edits_that_cannot_be_made() -> None:
         logits(model, prompt(1), Edit.zero("L1.mlp", -20))
     with pytest.raises(PositionError, match="other run has no position 6"):
         logits(model, prompt(1), Edit.patch("L1.mlp", prompt(2, 5)))
-    with pytest.warns(UserWarning, match="changed nothing"):
-        logits(model, prompt(1), Edit.zero("L1.mlp", 20))
+    for edit in (Edit.zero("L1.mlp", 20), Edit.knockout("L1H1", (1, 20)), Edit.zero("L1H1@20")):
+        with pytest.warns(UserWarning, match=r"changed nothing at \[20\]"):
+            logits(model, prompt(1), edit)
     assert hooks(model.module) == 0
 
 
 def test_nan_after_an_edit_names_the_layer() -> None:
     model = opened("llama")
-    with pytest.raises(NotFiniteError, match="L1"):
+    with pytest.raises(NotFiniteError, match="L1.*the edits that hold"):
         model.generate(prompt(1), 3, Edit.add("L1.resid_pre", torch.full((model.anatomy.sizes.d_model,), torch.inf)))
     assert hooks(model.module) == 0
 

@@ -172,6 +172,8 @@ def test_tracing_that_cannot_be_is_refused() -> None:
         model.causal_trace(IDS, OTHER[1:])
     with pytest.raises(ChoiceError, match="kind of state"):
         model.causal_trace(IDS, OTHER, kinds=["heads"])
+    with pytest.raises(UsageError, match="No kind of state.*resid, attn, mlp"):
+        model.causal_trace(IDS, OTHER, kinds=[])
     with pytest.raises(UsageError, match="one draw at least"):
         model.causal_trace(IDS, subject=[1], draws=0)
     with pytest.raises(ChoiceError):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mainstem.analysis.kurtosis import random_rotation
+from mainstem.analysis.rotations import random_rotation
 from mainstem.errors import ChoiceError, UsageError
 from mainstem.lab.optimisers import OPTIMISERS, optimisers
 from mainstem.lab.ortho_adam import OrthoAdam

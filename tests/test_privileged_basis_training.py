@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mainstem.analysis.kurtosis import random_rotation
+from mainstem.analysis.rotations import random_rotation
 from mainstem.analysis.rotations import fixing_ones
 from mainstem.experiments import privileged_basis_training as experiment
 from mainstem.experiments import privileged_basis_training_claims as claims

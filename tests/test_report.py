@@ -511,3 +511,19 @@ def test_an_absurdly_long_word_is_broken_rather_than_lost():
     console = terminal(width=30, file=StringIO())
     console.print(Fitting(["token", "number"], [["x" * 100, "−0.5"]], [False, False], t.lined))
     assert console.file.getvalue().count("x") == 100 and "−0.5" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("size", [1.0, 14.34, 143.4])
+def test_effects_of_a_heat_map_are_whole_and_apart(size):
+    effects = [[(-1) ** j * size * (1 + j / 7) for j in range(len(samples.patched().columns))] for _ in range(3)]
+    printed = as_text(replace(samples.patched(), effects=effects), 80)
+    cells = {f"{100 * effect:.0f}".replace("-", "−") for effect in effects[0]}
+    rows = [line.split() for line in printed.splitlines() if re.match(r" *L[012] +[−\d]", line)]
+    assert {cell for row in rows for cell in row[1:]} >= cells
+    assert not any(cell not in cells for row in rows for cell in row[1:] if re.fullmatch(r"−?\d{3,}", cell))
+
+
+def test_one_column_of_a_heat_map_has_its_name():
+    one = samples.patched()
+    made = replace(one, columns=["all positions"], effects=[row[:1] for row in one.effects], top=one.top[:0])
+    assert "all positions" in as_text(made, 80)

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 from zoo import build
 
 import mainstem
-from mainstem.analysis.kurtosis import neuron_kurtosis, random_expectation, random_rotation, token_kurtosis
+from mainstem.analysis.kurtosis import neuron_kurtosis, random_expectation, token_kurtosis
 from mainstem.analysis.moments import Moments
 from mainstem.analysis.peaks import MassiveCriterion, Peaks
+from mainstem.analysis.rotations import random_rotation
 from mainstem.basis.measuring import Watched, forward_of, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.reference import Reference
 from mainstem.causal.stream_points import stream_points

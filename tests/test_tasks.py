@@ -110,7 +110,7 @@ def test_all_bad_lines_are_named_but_not_without_end(tmp_path) -> None:
 def test_files_without_pairs_are_refused(tmp_path) -> None:
     with pytest.raises(PairError, match="holds no pair .*p.jsonl"):
         read_pairs(write(tmp_path / "p.jsonl", "", "  "))
-    with pytest.raises(PairError, match="cannot be read"):
+    with pytest.raises(PairError, match=r"cannot be read: (No such file|byte \d+ is not|Is a dir)"):
         read_pairs(tmp_path / "absent.jsonl")
     (tmp_path / "latin.jsonl").write_bytes(b'{"clean": "\xe9"}')
     with pytest.raises(PairError, match="Give a text file in UTF-8"):

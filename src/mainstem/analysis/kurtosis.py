@@ -50,10 +50,3 @@ def neuron_kurtosis(rms: Float[Tensor, " d_model"]) -> float:
 def random_expectation(d_model: int) -> float:
     """The mean kurtosis of a vector in a uniformly random direction: 3 (d - 1) / (d + 1)."""
     return 3 * (d_model - 1) / (d_model + 1)
-
-
-def random_rotation(d_model: int, seed: int) -> Float[Tensor, "d_model d_model"]:
-    """An orthogonal matrix, uniformly distributed (Haar), in float64: QR of a Gaussian one with its signs made fair."""
-    gaussian = torch.randn(d_model, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    q, r = torch.linalg.qr(gaussian)
-    return q * r.diagonal().sign()

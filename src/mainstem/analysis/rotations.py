@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.kurtosis import random_rotation, token_kurtosis
+from mainstem.analysis.kurtosis import token_kurtosis
 from mainstem.errors import ChoiceError, UsageError
 
 KINDS = ("random", "hadamard", "learned")
@@ -55,6 +55,13 @@ def rotation(kind: str, d_model: int, seed: int = 0, fix_ones: bool = False) -> 
             return (spread * signs) @ spread.T
         return spread * signs
     raise ChoiceError("rotation", kind, ("random", "hadamard"), None, "A learned rotation is made from a sample.")
+
+
+def random_rotation(d_model: int, seed: int) -> Float[Tensor, "d_model d_model"]:
+    """An orthogonal matrix, uniformly distributed (Haar), in float64: QR of a Gaussian one with its signs made fair."""
+    gaussian = torch.randn(d_model, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q, r = torch.linalg.qr(gaussian)
+    return q * r.diagonal().sign()
 
 
 def hadamard(order: int) -> Float[Tensor, "row row"] | None:

@@ -122,7 +122,7 @@ class AttributionPatcher:
         kinds: of the units; see `mainstem.causal.patch_places.PLACE_KINDS`.
 
     Raises:
-        UsageError: if the prompts have not the same number of tokens.
+        UsageError: if the prompts have not the same number of tokens, or there is no kind.
         ChoiceError: if there is no such kind.
         LevelRefusedError: if no unit of the kinds can be patched, with the reason.
     """
@@ -139,6 +139,8 @@ class AttributionPatcher:
         require_same_length(base, donor)
         self.model, self.anatomy, self.base, self.donor, self.metric = model, anatomy, base, donor, metric
         wanted = list(kinds)
+        if not wanted:
+            raise UsageError("No kind of unit to patch", None, f"Name one or more of {', '.join(KINDS)}.")
         self.places, self.missing = patch_places(anatomy, wanted), without_places(anatomy, wanted)
         if not self.places:
             reason = next(iter(self.missing.values()), "the model has none")

@@ -143,10 +143,12 @@ def trace_causes(
     Raises:
         ChoiceError: if there is no such kind.
         LevelRefusedError: if no layer has such a state.
-        UsageError: if a window holds nothing, or the memory is too small.
+        UsageError: if there is no kind, a window holds nothing, or the memory is too small.
         NotFiniteError: if a run gives NaN; names the first layer.
         CertificateError: if a cell comes out differently in a full forward of its own.
     """
+    if not kinds:
+        raise UsageError("No kind of state to restore", None, f"Name one or more of {', '.join(KINDS)}.")
     layers = tuple(block.layer for block in rows.anatomy.blocks)
     tables = {kind: _table(rows, kind, layers, 1 if kind == "resid" else window) for kind in kinds}
     cells = [cell for table in tables.values() for cell in table]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mainstem.causal.changes import Change, Pass, change_taps
+from mainstem.causal.edit_methods import Knockout
 from mainstem.causal.edit_plans import AnyChange, Planned, change_of, plan
 from mainstem.causal.edit_values import InputsOf, source_values
 from mainstem.causal.edits import Edit
@@ -190,12 +191,19 @@ class _Passes:
                 )
 
     def warn(self, edits: Sequence[Edit]) -> None:
-        """Says which edits named positions that no run had."""
+        """Says which edits named positions that no run had, as destinations or as sources."""
         for edit in edits if self.count else ():
-            places = edit.positions if isinstance(edit.positions, tuple) else ()
-            missed = [place for place in places if place >= self.longest]
+            missed = [place for place in _places(edit) if place >= self.longest]
             if missed:
                 warnings.warn(f"The edit of {edit.at} changed nothing at {missed}: no run had that", stacklevel=5)
+
+
+def _places(edit: Edit) -> list[int]:
+    """The positions that an edit names by number."""
+    source = edit.at.unit.source if edit.at.unit is not None else None
+    sources = edit.method.sources if isinstance(edit.method, Knockout) else (source,)
+    own = edit.positions if isinstance(edit.positions, tuple) else ()
+    return [place for place in (*own, *sources) if place is not None]
 
 
 def _length(cache: Any, came: int) -> int:

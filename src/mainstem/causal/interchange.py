@@ -69,7 +69,11 @@ class Interchange:
     ) -> None:
         pieces = PieceMap(anatomy).of(at)
         if len(pieces) != 1 or not isinstance(pieces[0], Entries):
-            raise LevelRefusedError(f"No subspace of {at}", reason="it is not one vector at each position")
+            raise LevelRefusedError(
+                f"No subspace of {at}",
+                reason="it is not one vector at each position",
+                remedy="Ask about what a unit writes, or about the stream, such as L5.resid_pre.",
+            )
         self.model, self.piece, self.at, self.position, self.forward = model, pieces[0], at, position, forward
         self.places = torch.tensor(list(positions))
         entries = self.piece.entries

@@ -108,7 +108,8 @@ class NeuronMap:
         level = "attention_neurons" if unit.place == "attn" else "neurons"
         if level in refusals:
             raise LevelRefusedError(f"No {level.replace('_', ' ')} at {unit.sublayer}", reason=refusals[level])
-        raise UnitError(f"The model has no neuron {unit}", None, "`mainstem anatomy` says how many each sublayer has.")
+        kind = "head" if unit.kind == "head" else "neuron"
+        raise UnitError(f"The model has no {kind} {unit}", None, "`mainstem anatomy` says how many each sublayer has.")
 
 
 def _entries(write: Write, unit: Unit) -> list[int] | None:

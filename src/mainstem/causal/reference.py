@@ -25,7 +25,7 @@ def reference_text() -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class NeuronValues:
     """Values of all neurons' entries on a reference text; `values` [position, d_in] by site."""
 
     values: dict[Site, Float[Tensor, "pos d_in"]]
@@ -43,7 +43,7 @@ class Reference:
 
 
 @torch.no_grad()
-def observe(model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, **forward) -> Reference:
+def observe(model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, **forward) -> NeuronValues:
     """Runs the model on a reference text.
 
     Args:
@@ -65,4 +65,4 @@ def observe(model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, **forwa
     sites = [w.source for w in anatomy.writes if w.source is not None and (w.attention or w.neurons)]
     with tapped(model, [(site, keep(site)) for site in dict.fromkeys(sites)]):
         model(input_ids=input_ids, **forward)
-    return Reference(values)
+    return NeuronValues(values)

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.analysis.kurtosis import random_rotation, token_kurtosis
+from mainstem.analysis.kurtosis import token_kurtosis
 from mainstem.analysis.moments import Moments
 from mainstem.analysis.outliers import OutlierCounts
 from mainstem.analysis.peaks import MassiveCriterion, Peaks
+from mainstem.analysis.rotations import random_rotation
 from mainstem.causal.stream_points import PointKind, StreamPoint, tap_at
 from mainstem.errors import NotFiniteError
 from mainstem.model.hooks import tapped

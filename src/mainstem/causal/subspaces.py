@@ -138,9 +138,10 @@ def learn(
     varying, active = data.varying(used)
     if not training.size < active:
         raise UsageError(
-            f"{interchange.at} varies along {active} directions alone, of which {training.size} were asked for",
+            f"{interchange.at} varies along {active} direction{'s' * (active != 1)}, of which a subspace of "
+            f"{training.size} says nothing",
             None,
-            "Give fewer, or prompts that differ more.",
+            "Ask for fewer, or give prompts that differ more.",
         )
     directions, losses = _train(data, used, varying[:active], training, generator)
     right, log_p = data.outcome(tried, directions)
@@ -168,7 +169,9 @@ def _check(training: Training, draws: int, held_out: float, interchange: Interch
         )
     if min(training.steps, training.batch, draws) < 1 or not 0 < held_out < 1 or not training.rate > 0:
         raise UsageError(
-            "Learning needs 1 or more steps, draws and rows of a batch, a rate above 0, a held-out share inside 0 to 1"
+            "Learning needs 1 or more steps, draws and rows of a batch, a rate above 0, a held-out share inside 0 to 1",
+            None,
+            "Leave out those that you do not know: each has a default.",
         )
 
 

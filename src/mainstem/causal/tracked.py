@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mainstem.errors import RunError, UsageError
+from mainstem.errors import MetricError, RunError, UsageError
 from mainstem.model.anatomy import Anatomy
 from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.outputs import logits_of
@@ -120,6 +120,7 @@ def tracked(
 
     Raises:
         RunError: if the model cannot be differentiated.
+        MetricError: if the metric cannot.
     """
 
     def leaf(value: Tensor) -> Tensor:
@@ -143,8 +144,13 @@ def _run(
     values: dict[Site, Tensor] = {}
     wanted = dict.fromkeys([*sites, *changes])
     with tapped(model, [(site, _tap(site, changes.get(site), values)) for site in wanted]):
-        logits = logits_of(model(input_ids=prompt.ids[None], **prompt.forward))
-    return Tracked(values, metric(logits[:, prompt.position]))
+        logits = logits_of(model(input_ids=prompt.ids[None], **prompt.forward))[:, prompt.position]
+    found = metric(logits)
+    if logits.requires_grad and not found.requires_grad:
+        raise MetricError(
+            "The metric has no gradient", None, "Give a differentiable function of the logits, such as a Metric."
+        )
+    return Tracked(values, found)
 
 
 def _tap(site: Site, change: Replace | None, values: dict[Site, Tensor]) -> Tap:

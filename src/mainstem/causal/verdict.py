@@ -22,7 +22,7 @@ from mainstem.causal.ablation import AblatedRuns
 from mainstem.causal.controls import Place, Pool, units_of
 from mainstem.causal.neuron_map import Ablation, NeuronMap
 from mainstem.causal.outcomes import NAMED, RANDOM, AblationRow, Control, Method, Outcome, Verdict, Verification
-from mainstem.causal.reference import Reference
+from mainstem.causal.reference import NeuronValues
 from mainstem.units import Unit
 
 
@@ -49,7 +49,7 @@ class Question:
     ids: Sequence[int]
     top: Callable[[Sequence[int]], list[Place]]
     others: dict[str, list[int]]
-    reference: Reference | None
+    reference: NeuronValues | None
     draws: int
     everywhere: bool
     seed: int

@@ -1,14 +1,20 @@
 """`mainstem basis`: the basis of the stream, and whether it is special."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainstem.cli import options as o
 from mainstem.cli.command import Top, group
 from mainstem.cli.running import Run
+
+if TYPE_CHECKING:
+    from mainstem.basis.face import Basis
+    from mainstem.lab.texts import Text
 
 command = group("basis", "Measure the basis of the stream: outliers, quantisers, rotations.")
 
@@ -24,6 +30,17 @@ Window = Annotated[
 ]
 
 
+@contextmanager
+def _asked(run: Run, message: str, *sources: str) -> "Iterator[tuple[Basis, list[Text]]]":
+    """The basis of the model and the texts, which are opened first; says what is being done."""
+    from mainstem.lab.texts import open_text
+
+    texts = [open_text(source) for source in sources]
+    model = run.open()
+    with run.step(message):
+        yield model.basis, texts
+
+
 @command
 def report(
     run: Run,
@@ -37,13 +54,10 @@ def report(
 ):
     """Measure the basis of the stream, and say whether it is special."""
     from mainstem.cli.output import check_destination
-    from mainstem.lab.texts import open_text
 
     check_destination(state, "--state")
-    opened = open_text(text)
-    model = run.open()
-    with run.step("Measuring ..."):
-        return model.basis.report(
+    with _asked(run, "Measuring ...", text) as (basis, (opened,)):
+        return basis.report(
             text=opened, tokens=tokens, eval_tokens=eval_tokens, window=window, state=state, say=run.say
         )
 
@@ -66,15 +80,12 @@ def outliers(
     """Find outlier features by the published criterion, and massive activations; compare models by size."""
     from mainstem.analysis.outliers import Criterion
     from mainstem.basis.outlier_reading import check_criterion
-    from mainstem.lab.texts import open_text
 
     criterion = Criterion(magnitude, layers, positions)
     check_criterion(criterion)
-    opened = open_text(text)
     others = [Run(replace(run.common, model=source, revision=None)).open for source in compare or ()]
-    model = run.open()
-    with run.step("Measuring ..."):
-        return model.basis.outliers(
+    with _asked(run, "Measuring ...", text) as (basis, (opened,)):
+        return basis.outliers(
             text=opened,
             others=others,
             tokens=tokens,
@@ -105,13 +116,9 @@ def ablate(
     top: Top = 10,
 ):
     """Take dimensions out where matrices read the stream, beside controls: attention patterns and perplexity."""
-    from mainstem.lab.texts import open_text
-
     o.choice("way to choose dimensions", by, o.CHOICES)
-    opened = open_text(text)
-    model = run.open()
-    with run.step("Taking dimensions out ..."):
-        return model.basis.ablations(
+    with _asked(run, "Taking dimensions out ...", text) as (basis, (opened,)):
+        return basis.ablations(
             dimensions or None,
             by=by,
             count=count,
@@ -132,12 +139,8 @@ def rounding(
     tokens: Annotated[int, typer.Option(metavar="N", min=2, help="How many tokens of the text are the prompt.")] = 256,
 ):
     """Add a run's writes up again in float32, bfloat16 and float16, and say what rounding takes of each."""
-    from mainstem.lab.texts import open_text
-
-    opened = open_text(text)
-    model = run.open()
-    with run.step("Adding up ..."):
-        return model.basis.rounding(text=opened, tokens=tokens)
+    with _asked(run, "Adding up ...", text) as (basis, (opened,)):
+        return basis.rounding(text=opened, tokens=tokens)
 
 
 @command
@@ -160,16 +163,14 @@ def quantise(
     ] = None,
 ):
     """Quantise the linear layers in runs of some texts: errors of products, perplexity, KL, flipped predictions."""
-    from mainstem.lab.texts import SHIPPED, open_text
+    from mainstem.lab.texts import SHIPPED
 
     for name in quantiser or ():
         o.choice("quantiser", name, o.QUANTISERS)
     if rotation is not None:
         o.choice("rotation", rotation, o.ROTATIONS)
-    opened = [open_text(source) for source in text or SHIPPED]
-    model = run.open()
-    with run.step("Quantising ..."):
-        return model.basis.quantisers(
+    with _asked(run, "Quantising ...", *(text or SHIPPED)) as (basis, opened):
+        return basis.quantisers(
             quantiser or (),
             texts=opened,
             tokens=eval_tokens,
@@ -195,14 +196,10 @@ def rotate(
     window: Window = None,
 ):
     """Rotate a copy of the model, prove that it is the same model, and write it as a checkpoint."""
-    from mainstem.lab.texts import open_text
-
     o.choice("rotation", rotation, o.ROTATIONS)
     o.choice("objective", objective, o.OBJECTIVES)
-    opened = open_text(text)
-    model = run.open()
-    with run.step("Rotating ..."):
-        return model.basis.rotate(
+    with _asked(run, "Rotating ...", text) as (basis, (opened,)):
+        return basis.rotate(
             rotation,
             out=run.common.out,
             objective=objective,

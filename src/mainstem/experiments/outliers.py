@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mainstem.analysis.kurtosis import random_rotation
 from mainstem.analysis.outliers import PUBLISHED as CRITERION
 from mainstem.analysis.quantizers import PUBLISHED
+from mainstem.analysis.rotations import random_rotation
 from mainstem.basis.ablating import ablation_section
 from mainstem.basis.measuring import forward_of, measure_stream
 from mainstem.basis.outlier_reading import outlier_section
@@ -53,7 +53,6 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
     on = reference(model, "drama", QUICK_TOKENS if quick else TOKENS)
     short = reference(model, "drama", QUICK_EVAL_TOKENS if quick else EVAL_TOKENS)
     outliers = outlier_section(model, measure_stream(model, on, say=report), CRITERION)
-    report("a rotated copy ...")
     report("the same vectors in a random basis ...")
     turned = turned_features(model, on.windows)
     copy = rotated_copy(model, "random", report)

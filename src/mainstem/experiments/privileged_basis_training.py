@@ -42,7 +42,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mainstem.analysis.kurtosis import random_rotation, token_kurtosis
+from mainstem.analysis.kurtosis import token_kurtosis
+from mainstem.analysis.rotations import random_rotation
 from mainstem.errors import DivergedError
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.privileged_basis_training_claims import Runs, assemble

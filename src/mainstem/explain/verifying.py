@@ -16,7 +16,7 @@ from mainstem.causal.ablation import AblatedRuns
 from mainstem.causal.controls import Place, same_type, units_of, unrelated
 from mainstem.causal.neuron_map import NeuronMap
 from mainstem.causal.outcomes import NAMED, Verification
-from mainstem.causal.reference import LONGEST, Reference, observe, reference_text
+from mainstem.causal.reference import LONGEST, NeuronValues, observe, reference_text
 from mainstem.causal.verdict import Question, outcome, verify
 from mainstem.errors import ChoiceError, LevelRefusedError, UsageError
 from mainstem.explain.scoring import measured_levels
@@ -219,7 +219,7 @@ def _others(model: "Model", logits: torch.Tensor, target: Target, draws: int, ge
     return dict(zip(NAMED, (unrelated(logits, target.ids, draws, generator), kind[:draws], [runner]), strict=True))
 
 
-def _reference(model: "Model") -> Reference | None:
+def _reference(model: "Model") -> NeuronValues | None:
     """What neurons do on the text that comes with the package; None without a tokenizer."""
     if model.tokenizer is None:
         return None

@@ -145,11 +145,13 @@ def attribution_patching(
 
     Raises:
         ChoiceError: if a word is not among those allowed.
-        UsageError: if the prompts differ in length.
+        UsageError: if the prompts differ in length, there is no kind, or the sample is negative.
         LevelRefusedError: if no unit of the kinds can be patched.
     """
     if direction not in DIRECTIONS:
         raise ChoiceError("direction", direction, DIRECTIONS)
+    if sample < 0:
+        raise UsageError("A sample of fewer than no units", f"sample={sample}", "Give 1 or more, or 0 for none.")
     clean, corrupted, metric = _asked(model, pair)
     base, donor = (clean, corrupted) if direction == "corrupt" else (corrupted, clean)
     patcher = AttributionPatcher(model.module, model.anatomy, base, donor, metric, kinds)

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mainstem.analysis.kurtosis import random_rotation
+from mainstem.analysis.rotations import random_rotation
 
 LARGEST = 1024
 """Sides longer than this are not rotated."""

@@ -100,8 +100,9 @@ def read_pairs(path: str | Path) -> list[PromptPair]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: JSON may hold other line breaks
     except (OSError, UnicodeDecodeError) as error:
+        reason = f"byte {error.start} is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise PairError(
-            f"The file of pairs cannot be read: {error}", str(path), "Give a text file in UTF-8."
+            f"The file of pairs cannot be read: {reason}", str(path), "Give a text file in UTF-8."
         ) from error
     pairs: list[PromptPair] = []
     problems: list[str] = []

@@ -31,10 +31,11 @@ import random
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mainstem.lab.by_hand import ByHand, attended, draw, linear
 from mainstem.lab.pairs import PromptPair
 
 N_LAYERS, N_HEADS, D_HEAD, D_MLP, CONTEXT = 3, 4, 16, 16, 16
@@ -89,13 +90,12 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value = (_linear(D_MODEL, N_HEADS * D_HEAD) for _ in range(3))
-        self.output = _linear(N_HEADS * D_HEAD, D_MODEL)
+        self.query, self.key, self.value = (linear(D_MODEL, N_HEADS * D_HEAD) for _ in range(3))
+        self.output = linear(N_HEADS * D_HEAD, D_MODEL)
 
     def forward(self, stream: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """What the heads write."""
-        q, k, v = (f(stream).unflatten(-1, (N_HEADS, D_HEAD)).transpose(1, 2) for f in self.projections())
-        return self.output(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.output(attended(stream, self.projections(), D_HEAD))
 
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
         """W_Q, W_K and W_V."""
@@ -107,7 +107,7 @@ class MLP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.input, self.output = _linear(D_MODEL, D_MLP), _linear(D_MLP, D_MODEL)
+        self.input, self.output = linear(D_MODEL, D_MLP), linear(D_MLP, D_MODEL)
 
     def forward(self, stream: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """What the neurons write."""
@@ -127,45 +127,32 @@ class Block(nn.Module):
         return stream + self.mlp(stream)
 
 
-class PlantedModel(nn.Module):
-    """The model; open it with `mainstem.open(PlantedModel())`.
+class PlantedModel(ByHand):
+    """The model, of at most 16 positions; open it with `mainstem.open(PlantedModel())`.
 
     Args:
         seed: of the distractors' weights; torch's own random state is left alone.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        super().__init__()
         blocks = [Block() for _ in range(N_LAYERS)]
-        self.tokens, self.positions = _embedding(D_VOCAB), _embedding(CONTEXT)
-        self.blocks, self.unembedding = nn.ModuleList(blocks), _linear(D_MODEL, D_VOCAB)
+        super().__init__(D_VOCAB, CONTEXT, D_MODEL, blocks)
         with torch.no_grad():
             self._scatter(blocks, torch.Generator().manual_seed(seed))
             self._plant(blocks)
         self.eval()
 
-    def forward(self, input_ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """The logits; at most 16 positions."""
-        stream = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
-        for block in self.blocks:
-            stream = block(stream)
-        return self.unembedding(stream)
-
     def _scatter(self, blocks: list[Block], generator: torch.Generator) -> None:
         """Fills all weights as if all parts were distractors, and the ends with nothing."""
-
-        def draw(weight: Tensor, size: float) -> None:
-            weight.copy_(size * torch.randn(weight.shape, generator=generator))
-
         for weight in (self.tokens.weight, self.positions.weight, self.unembedding.weight):
             weight.zero_()
-        draw(self.tokens.weight[:, JUNK], 0.5)
+        draw(self.tokens.weight[:, JUNK], 0.5, generator)
         for block in blocks:
             for projection in (*block.attention.projections(), block.mlp.input):
-                draw(projection.weight, 0.5)
+                draw(projection.weight, 0.5, generator)
             for output in (block.attention.output, block.mlp.output):
                 output.weight.zero_()
-                draw(output.weight[JUNK], 0.15)
+                draw(output.weight[JUNK], 0.15, generator)
 
     def _plant(self, blocks: list[Block]) -> None:
         """Sets the weights of the circuit."""
@@ -224,15 +211,6 @@ def _planted_pair(rng: random.Random) -> PromptPair:
 def _prompt(rng: random.Random, letters: list[int], place: int, upper: bool) -> tuple[int, ...]:
     """The start, letters in random cases, and the letter at `place` again."""
     return (START, *(token(letter, rng.random() < 0.5) for letter in letters), token(letters[place], upper))
-
-
-def _linear(d_in: int, d_out: int) -> nn.Linear:
-    """A product with a matrix still to be filled: torch's own initialisation would draw random numbers."""
-    return nn.Linear(d_in, d_out, bias=False, device="meta").to_empty(device="cpu")
-
-
-def _embedding(rows: int) -> nn.Embedding:
-    return nn.Embedding(rows, D_MODEL, device="meta").to_empty(device="cpu")
 
 
 def _rows(head: int) -> slice:

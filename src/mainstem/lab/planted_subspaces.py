@@ -14,9 +14,11 @@ with `apart=False` whatever is told through one subspace is bound up with the ot
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from mainstem.lab.by_hand import ByHand, attended, draw, linear
 
 N_LAYERS, N_HEADS, D_HEAD, D_MLP, CONTEXT = 6, 6, 16, 48, 16
 TOKEN, PREVIOUS, SUBJECT = slice(0, 16), slice(16, 32), slice(32, 48)
@@ -38,21 +40,18 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value = (_linear(D_MODEL, N_HEADS * D_HEAD) for _ in range(3))
-        self.output = _linear(N_HEADS * D_HEAD, D_MODEL)
-        self.input, self.down = _linear(D_MODEL, D_MLP), _linear(D_MLP, D_MODEL)
+        self.query, self.key, self.value = (linear(D_MODEL, N_HEADS * D_HEAD) for _ in range(3))
+        self.output = linear(N_HEADS * D_HEAD, D_MODEL)
+        self.input, self.down = linear(D_MODEL, D_MLP), linear(D_MLP, D_MODEL)
 
     def forward(self, stream: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The stream after the block."""
-        maps = (self.query, self.key, self.value)
-        q, k, v = (f(stream).unflatten(-1, (N_HEADS, D_HEAD)).transpose(1, 2) for f in maps)
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        stream = stream + self.output(heads)
+        stream = stream + self.output(attended(stream, (self.query, self.key, self.value), D_HEAD))
         return stream + self.down(F.relu(self.input(stream)))
 
 
-class PlantedSubspaces(nn.Module):
-    """The model; open it with `mainstem.open(PlantedSubspaces(d_vocab), tokenizer=...)`.
+class PlantedSubspaces(ByHand):
+    """The model, of at most 16 positions; open it with `mainstem.open(PlantedSubspaces(d_vocab), tokenizer=...)`.
 
     Args:
         d_vocab: how many tokens.
@@ -61,11 +60,8 @@ class PlantedSubspaces(nn.Module):
     """
 
     def __init__(self, d_vocab: int, apart: bool = True, seed: int = 0) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(d_vocab, D_MODEL, device="meta").to_empty(device="cpu")
-        self.positions = nn.Embedding(CONTEXT, D_MODEL, device="meta").to_empty(device="cpu")
         blocks = [Block() for _ in range(N_LAYERS)]
-        self.blocks, self.unembedding = nn.ModuleList(blocks), _linear(D_MODEL, d_vocab)
+        super().__init__(d_vocab, CONTEXT, D_MODEL, blocks)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             self._scatter(blocks, generator)
@@ -78,30 +74,19 @@ class PlantedSubspaces(nn.Module):
                 _read(blocks[layer], 1, SUBJECT if apart else PREVIOUS, generator)
         self.eval()
 
-    def forward(self, input_ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """The logits; at most 16 positions."""
-        stream = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
-        for block in self.blocks:
-            stream = block(stream)
-        return self.unembedding(stream)
-
     def _scatter(self, blocks: list[Block], generator: torch.Generator) -> None:
         """Random weights everywhere, that write into `OTHER` alone."""
-
-        def draw(weight: Tensor, size: float) -> None:
-            weight.copy_(size * torch.randn(weight.shape, generator=generator))
-
         for weight in (self.tokens.weight, self.positions.weight):
             weight.zero_()
-        draw(self.tokens.weight[:, TOKEN], 1.0)
+        draw(self.tokens.weight[:, TOKEN], 1.0, generator)
         self.positions.weight[:, POSITION] = torch.eye(CONTEXT)
-        draw(self.unembedding.weight, 0.1)
+        draw(self.unembedding.weight, 0.1, generator)
         for block in blocks:
             for reading in (block.query, block.key, block.value, block.input):
-                draw(reading.weight, 0.1)
+                draw(reading.weight, 0.1, generator)
             for writing in (block.output, block.down):
                 writing.weight.zero_()
-                draw(writing.weight[OTHER], 0.05)
+                draw(writing.weight[OTHER], 0.05, generator)
 
 
 def _move(block: Block, head: int, places: Float[Tensor, "pos pos"], into: slice) -> None:
@@ -125,8 +110,3 @@ def _read(block: Block, number: int, subspace: slice, generator: torch.Generator
     neurons = slice(number * READERS, (number + 1) * READERS)
     block.input.weight[neurons] = 0
     block.input.weight[neurons, subspace] = torch.randn(READERS, D_HEAD, generator=generator)
-
-
-def _linear(d_in: int, d_out: int) -> nn.Linear:
-    """A product with a matrix still to be filled: torch's own initialisation would draw random numbers."""
-    return nn.Linear(d_in, d_out, bias=False, device="meta").to_empty(device="cpu")

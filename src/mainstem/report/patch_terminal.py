@@ -84,8 +84,11 @@ def _panels(r: PatchReading, width: int) -> list[RenderableType]:
 
 
 def _cell(r: PatchReading) -> int:
-    """How wide a column is: positions and heads are short, roles are words."""
-    return CELL if r.roles is None else min(max(CELL, 1 + max(map(len, r.columns))), WIDEST)
+    """How wide a column is: numbers are whole; positions and heads are short, roles and `all positions` are words."""
+    numbers = max(len(words.percent(effect)) for row in r.effects for effect in row)
+    named = r.roles is not None or len(r.columns) == 1
+    names = min(max(len(words.short_column(column)) for column in r.columns), WIDEST) if named else 0
+    return max(CELL, 1 + numbers, 1 + names)
 
 
 def _panel(r: PatchReading, shown: Sequence[int], columns: range, names: int, cell: int) -> Text:
@@ -99,7 +102,7 @@ def _panel(r: PatchReading, shown: Sequence[int], columns: range, names: int, ce
         text.append(f"\n{r.rows[i].ljust(names)} ")
         for column in columns:
             effect = r.effects[i][column]
-            text.append(words.percent(effect)[:cell].rjust(cell - 1).ljust(cell), _style(effect, full))
+            text.append(words.percent(effect).rjust(cell - 1).ljust(cell), _style(effect, full))
     return text
 
 

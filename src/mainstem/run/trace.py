@@ -70,7 +70,7 @@ class RunTrace:
         self.require_same_edits()
         destinations = self.inputs.destinations(positions)
         captured = capture(self.module, self.anatomy, self.inputs.ids, destinations, **self.inputs.forward)
-        _require_finite(self.anatomy, captured, self.inputs.padding)
+        _require_finite(self.anatomy, captured, self.inputs.padding, bool(self.edits))
         if not self._captures:
             self._require_rows_alone(captured)
         self._captures.append(captured)
@@ -193,12 +193,12 @@ class RunTrace:
         return self._captures[0]
 
 
-def _require_finite(anatomy: Anatomy, captured: Captured, padding: tuple[int, ...]) -> None:
+def _require_finite(anatomy: Anatomy, captured: Captured, padding: tuple[int, ...], edited: bool) -> None:
     for i, write in enumerate(captured.writes):
         rows = [tensor[pad:] for tensor, pad in zip(write, padding, strict=True)]
         if not all(bool(torch.isfinite(row).all()) for row in rows):
             raise NotFiniteError(
                 f"{anatomy.writes[i].unit} wrote NaN or infinity into the stream",
                 anatomy.writes[i].module,
-                "Check the weights of this layer, or use a wider dtype.",
+                f"Check {'the edits that hold, ' if edited else ''}the weights of this layer, or use a wider dtype.",
             )
