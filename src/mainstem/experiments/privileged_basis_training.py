@@ -70,7 +70,7 @@ class Arm:
     rotation: Rotation = "none"
 
 
-ADAM, LOW, SGD = 8e-3, 1e-3, 0.6
+ADAM, LOW, SGD = 8e-3, 1e-3, 0.3
 """Learning rates: Adam's is high, because tails grow with it (He et al. 2024), and one arm has a low one."""
 
 ARMS = {
