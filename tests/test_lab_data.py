@@ -6,11 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+import mainstem
 from mainstem.errors import ChoiceError, TextError, UsageError
 from mainstem.lab.bigrams import START, RepeatedBigrams
 from mainstem.lab.corpora import open_corpus
+from mainstem.lab.decoder import decoder
+from mainstem.lab.decoder_config import DecoderConfig
 from mainstem.lab.skip_trigrams import FORCED, PLANTED, SkipTrigram, SkipTrigramText
 from mainstem.lab.texts import open_text
+from mainstem.lab.training import Recipe, next_token_loss, train
 
 
 @given(st.integers(0, 1000), st.integers(0, 5), st.integers(2, 9), st.integers(0, 5))
@@ -116,6 +120,18 @@ def test_a_corpus_is_its_text(level, d_vocab: int, tmp_path) -> None:
     assert again(text[:500])["input_ids"] == corpus.train[:1000].tolist()[: len(again(text[:500])["input_ids"])]
     same = open_corpus(["drama"], level, d_vocab)
     assert torch.equal(same.train, corpus.train)
+
+
+def test_a_model_trained_on_a_corpus_opens_and_explains_text(tmp_path) -> None:
+    corpus = open_corpus(["drama"], "bpe", 300)
+    model = decoder(DecoderConfig(vocab_size=corpus.d_vocab, d_model=16, n_heads=2, d_mlp=24, max_positions=16))
+    train(model, next_token_loss, corpus.batches(4, 16), Recipe(4))
+    model.save_pretrained(tmp_path)
+    corpus.tokenizer.save_pretrained(tmp_path)
+    opened = mainstem.open(tmp_path)
+    explanation = opened.explain("To be, or not")
+    assert explanation.certificate.holds
+    assert opened.encode("To be, or not") == corpus.tokenizer("To be, or not")["input_ids"]
 
 
 def test_batches_are_windows_of_the_training_part() -> None:

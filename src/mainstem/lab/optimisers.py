@@ -9,8 +9,8 @@
                  library's version takes the preconditioned step for the momentum of the raw gradient.
     ortho_adam   `mainstem.lab.ortho_adam`
 
-What makes a basis special here is a step that depends on it. adam, adamw and rmsprop divide coordinate by coordinate;
-sgd and muon commute with rotations; soap and ortho_adam divide in a basis of their own.
+What can make a basis special is a step that depends on it. adam, adamw and rmsprop divide coordinate by coordinate;
+soap and ortho_adam divide in a basis of their own; sgd, and muon on its matrices, commute with rotations.
 """
 
 from collections.abc import Callable

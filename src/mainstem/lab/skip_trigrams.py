@@ -2,12 +2,11 @@
 
     perfect ... are -> perfect      keep ... in -> mind      keep ... at -> bay      and five more
 
-A sequence is random words. Some sources stand in its first half; in its second half come destinations, each followed
-by a word: by `out` if the source of one of its trigrams stands earlier, by a random word otherwise. So neither source
-nor destination predicts `out` alone. Three trigrams share a source or a destination with another, which a head of one
-layer can only learn in factored form, f1(source, destination) f2(source, out), and which forces two more that are not
-planted: keep ... in -> bay and keep ... at -> mind (Elhage et al. 2021, "skip-trigram bugs"). The first three are
-Elhage et al.'s own examples.
+A sequence is random words. Some sources stand in its first half; in its second half come destinations, each followed by
+a word: by `out` if the source of one of its trigrams stands earlier, by a random word otherwise. So neither source nor
+destination predicts `out` alone. Two trigrams share the source keep. A head of one layer can only learn them in
+factored form, f1(source, destination) f2(source, out), and that forces two more that are not planted: keep ... in ->
+bay and keep ... at -> mind (Elhage et al. 2021, "skip-trigram bugs"). The first three are examples of Elhage et al.'s.
 
 Words are tokens; `tokenizer` is saved beside a model that is trained on this.
 """

@@ -76,7 +76,8 @@ def train(
     """Trains a model in place, or goes on doing so.
 
     Args:
-        module: the model; it stays on the device, in evaluation mode.
+        module: the model, as it was made, also where a training goes on: its first weights are compared. It stays on
+            the device, in evaluation mode.
         loss: of the model on a batch, in nats or whatever it is.
         batches: a pure function of the step. Tensors are moved to the device.
         recipe: how.
@@ -188,6 +189,7 @@ class _Run:
             "model": json.loads(config.to_json_string(use_diff=False)) if config else type(self.module).__name__,
             "shapes": {name: list(weight.shape) for name, weight in self.module.named_parameters()},
             "weights at the start": digest(own_tensors(self.module).values()),
+            "loss": getattr(self.loss, "__qualname__", type(self.loss).__name__),
             "first batch": digest(_tensors(self.batches(0))),
             "probes": sorted(self.probes),
             "every": self.every,
