@@ -13,6 +13,7 @@ from mainstem.errors import ChoiceError, PromptError, UsageError
 from mainstem.lab.decoder import Decoder, decoder
 from mainstem.lab.decoder_attention import smeared
 from mainstem.lab.decoder_config import DecoderConfig
+from mainstem.weights.circuit_reading import circuits_of
 
 SMALL = {"vocab_size": 60, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_positions": 32, "initializer_range": 0.15}
 
@@ -190,6 +191,14 @@ def test_independent_rotations_that_the_weights_undo_change_no_prediction():
         own = block.attention.write
         own.weight.data = own.rotation @ (own.weight.data @ own.rotation)
     assert same(logits(turned, some_ids()), logits(plain, some_ids()), 1e-4)
+
+
+def test_circuits_between_tokens_are_those_without_a_rotation():
+    plain, turned = (mainstem.open(made(norm="rms_single", rotation=kind)) for kind in ("none", "shared"))
+    for head in ("L0H1", "L1H3"):
+        here, there = circuits_of(plain, head), circuits_of(turned, head)
+        for own, other in ((here.qk, there.qk), (here.ov, there.ov)):
+            assert same(other.rows @ other.columns.mT, own.rows @ own.columns.mT)
 
 
 @pytest.mark.parametrize("kind", ["shared", "independent"])

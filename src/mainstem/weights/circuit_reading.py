@@ -6,7 +6,7 @@ weight of the module that made the embedding's write, times a number, has to giv
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from mainstem.analysis.vocabulary_table import TopEntries, VocabularyTable
 from mainstem.causal.reference import reference_text
 from mainstem.errors import ChoiceError, LevelRefusedError, UnitError, UsageError
 from mainstem.model.discovery import probe_ids
+from mainstem.model.hooks import Site, tapped
 from mainstem.results.circuits import (
     AskedRow,
     CircuitReading,
@@ -123,19 +124,29 @@ def token_embedding(model: "Model") -> Embedded:
         LevelRefusedError: if it is no table of the module that writes it, times a number.
     """
     write = next(write for write in model.anatomy.writes if str(write.unit) == "embed")
-    table = getattr(model.module.get_submodule(write.module), "weight", None)
     ids = probe_ids(model.module)[0].tolist()
-    written = model.trace(ids).write(write.unit).double()
+    tables: list[Any] = [getattr(model.module.get_submodule(write.module), "weight", None)]
+    looked_up = Site(write.module, write.site.call, "arguments", 1, "embedding")  # made of the module's own, perhaps
+    with tapped(model.module, [(looked_up, lambda leaves: tables.extend(leaves[1:2]))]):
+        written = model.trace(ids).write(write.unit).double()
     reason = f"{write.module or 'the model'} holds no table of vectors of the stream"
-    if isinstance(table, Tensor) and table.dim() == 2 and table.shape[1] == written.shape[1]:
-        table = table.detach()
-        looked_up = table[torch.tensor(ids, device=table.device)].double()
-        factor = (looked_up * written).sum() / looked_up.pow(2).sum()
-        if float((factor * looked_up - written).norm()) <= SLACK * float(written.norm()):
-            factor = 1.0 if abs(float(factor) - 1) <= SLACK else float(factor)
-            return Embedded(table, torch.full((len(table),), factor, dtype=torch.float64, device=table.device))
-        reason = "what it writes is more than a row of a table times a number"
+    for table in tables:
+        if isinstance(table, Tensor) and table.dim() == 2 and table.shape[1] == written.shape[1]:
+            found = _factor(table.detach(), ids, written)
+            if found is not None:
+                factors = torch.full((len(table),), found, dtype=torch.float64, device=table.device)
+                return Embedded(table.detach(), factors)
+            reason = "what it writes is more than a row of a table times a number"
     raise LevelRefusedError("Circuits need a vector for each token", "embed", reason)
+
+
+def _factor(table: Tensor, ids: list[int], written: Tensor) -> float | None:
+    """The number that rows of the table are written times; None if they are not."""
+    rows = table[torch.tensor(ids, device=table.device)].double()
+    factor = float((rows * written).sum() / rows.pow(2).sum())
+    if not float((factor * rows - written).norm()) <= SLACK * float(written.norm()):
+        return None
+    return 1.0 if abs(factor - 1) <= SLACK else factor
 
 
 def _summary(table: VocabularyTable, found: TopEntries) -> TableSummary:
