@@ -15,6 +15,9 @@ ROOT = SOURCE.parents[1]
 FOR_TRANSFORMERS = {"accelerate", "gguf"}
 """Asked for though no module imports them: Transformers needs them for `device_map` and for GGUF files."""
 
+INSTALLED_AS = {"sklearn": "scikit-learn"}
+"""Packages that are installed under another name than they are imported by."""
+
 
 def imported(source: str) -> Iterator[str]:
     """The packages that a module imports, at its top or inside a function, other than the standard library."""
@@ -43,7 +46,7 @@ def asked_for() -> dict[str, str]:
 
 def test_every_import_is_a_dependency_and_every_dependency_is_used():
     used = {name for path in SOURCE.rglob("*.py") for name in imported(path.read_text(encoding="utf-8"))}
-    assert {normal(name) for name in used} | FOR_TRANSFORMERS == asked_for().keys()
+    assert {normal(INSTALLED_AS.get(name, name)) for name in used} | FOR_TRANSFORMERS == asked_for().keys()
     assert not FOR_TRANSFORMERS & used
 
 

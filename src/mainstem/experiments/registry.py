@@ -72,7 +72,7 @@ _ENTRIES = (
         "which part of training makes the basis special: norm, rotations, optimiser",
         "privileged_basis_training",
     ),
-    _of_the_laboratory("subspaces", "have two tasks of one model subspaces of their own", "subspaces", 21, 65),
+    _of_the_laboratory("subspaces", "have two tasks of one model subspaces of their own", "subspaces", 28, 85),
 )
 
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

@@ -13,8 +13,8 @@ Of all images the mean image of those for training is subtracted.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -66,10 +66,11 @@ def digits() -> Images:
         ImagesError: scikit-learn is not installed.
     """
     try:
-        loaded = import_module("sklearn.datasets").load_digits()
+        from sklearn.datasets import load_digits
     except ImportError as error:
         what, remedy = "The digits come with scikit-learn, which is not installed", "pip install 'mainstem[lab]'"
         raise ImagesError(what, None, f"Install it with `{remedy}`, or give the files of CIFAR-10.") from error
+    loaded: Any = load_digits()
     x = torch.from_numpy(loaded.images).float()[:, None] / 16
     y = torch.from_numpy(loaded.target).long()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
