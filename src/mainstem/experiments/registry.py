@@ -24,8 +24,8 @@ class Entry:
         about: what it asks, in a line.
         module: where it is.
         needs: a model, or nothing, because it trains its own.
-        quick_seconds: of its quick form, on the default model or as it trains by itself, with one thread on one core of
-            a slow machine; None: not measured.
+        quick_seconds: processor time of its quick form with one thread, on the default model or as it trains by itself:
+            what it takes on an idle core of a slow machine; None: not measured.
         full_seconds: of its full form.
     """
 
@@ -56,14 +56,14 @@ def _of_the_laboratory(name: str, about: str, module: str, quick: int | None = N
 
 _ENTRIES = (
     _of_the_laboratory("degradation", "do deeper networks train worse, and not with shortcuts", "degradation", 85, 360),
-    _on_a_model("indirect-object", "which heads move the name in a sentence with two", "indirect_object"),
+    _on_a_model("indirect-object", "which heads move the name in a sentence with two", "indirect_object", 90),
     _of_the_laboratory("induction", "when induction heads form, and in which models", "induction_training"),
-    _on_a_model("induction-in-the-wild", "which heads continue what was there before", "induction"),
-    _on_a_model("knowledge", "which score finds the units that hold a fact, over six relations", "knowledge"),
+    _on_a_model("induction-in-the-wild", "which heads continue what was there before", "induction", 120, 250),
+    _on_a_model("knowledge", "which score finds the units that hold a fact, over six relations", "knowledge", 240),
     _on_a_model("named-subspaces", "do subspaces hold the previous token and the subject", "named_subspaces"),
     _on_a_model("outliers", "outlier features, and what int8 makes of them", "outliers"),
-    _on_a_model("paris", "who says that Paris is a capital, and who that it is France's", "paris"),
-    _on_a_model("privileged-basis", "is the basis of the stream special, and needs it to be", "privileged_basis"),
+    _on_a_model("paris", "who says that Paris is a capital, and who that it is France's", "paris", 40),
+    _on_a_model("privileged-basis", "is the basis of the stream special, and needs it to be", "privileged_basis", 110),
     _of_the_laboratory(
         "skip-trigrams", "are planted skip trigrams read off circuits, and what comes with them", "skip_trigrams"
     ),
