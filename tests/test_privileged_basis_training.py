@@ -6,7 +6,7 @@ import torch
 from mainstem.analysis.rotations import fixing_ones, random_rotation
 from mainstem.experiments import privileged_basis_training as experiment
 from mainstem.experiments import privileged_basis_training_claims as claims
-from mainstem.experiments.privileged_basis_training_claims import PLACES, Runs, passing
+from mainstem.experiments.privileged_basis_training_rules import PLACES, TARGET, Runs, passing
 from mainstem.experiments.settings import Settings
 from mainstem.lab.decoder import Decoder, decoder
 from mainstem.lab.decoder_config import DecoderConfig
@@ -23,11 +23,10 @@ def row(step: float, loss: float, stream: float, computation: float, largest: fl
 
 def record(stream: float, computation: float, end: float = 3.8) -> dict:
     """One that is at these numbers where it passes the target, half way between two measurements."""
-    target = claims.TARGET
     rows = [
         row(0, 6, 0, 0),
-        row(10, target + 0.5, stream - 1, computation - 1),
-        row(20, target - 0.5, stream + 1, computation + 1),
+        row(10, TARGET + 0.5, stream - 1, computation - 1),
+        row(20, TARGET - 0.5, stream + 1, computation + 1),
     ]
     return {"rows": [*rows, row(30, end, 9, 9)], "diverged": None, "seconds": 1.0}
 
@@ -41,6 +40,8 @@ EXPECTED = {
     "ortho_adam, single gain": (0.2, 0.1),
     "sgd": (2, 1),
     "adam, single gain, low rate": (0.3, 0.3),
+    "rmsprop, single gain": (3, 3),
+    "muon, single gain": (0.5, 0.5),
 }
 
 
@@ -53,7 +54,6 @@ def runs(seeds: int = 3, **changed: tuple[float, float]) -> Runs:
             for name, (a, b) in values.items()
         },
         128,
-        256,
     )
 
 
@@ -77,6 +77,7 @@ def test_what_was_published_is_found_where_it_is() -> None:
     ):
         assert rule(found).finding == "reproduced", rule.__name__
     assert claims.the_gain(found).finding == "measured" and claims.the_rate(found).finding == "reproduced"
+    assert claims.others(found).finding == "reproduced" and "Muon" in claims.others(found).measured
     assert "+5.10 (+5.00 to +5.20)" in claims.tails(found).measured
 
 
@@ -95,6 +96,8 @@ def test_what_was_published_is_found_where_it_is() -> None:
         (claims.the_optimiser, {"sgd_single_gain": (2, 0), "ortho_adam_single_gain": (7, 0)}, "not reproduced"),
         (claims.the_optimiser, {"adam_single_gain": (0.3, 0)}, "not reproduced"),
         (claims.the_rate, {"adam_single_gain_low_rate": (6, 0)}, "not reproduced"),
+        (claims.others, {"rmsprop_single_gain": (0.5, 0)}, "in part"),
+        (claims.others, {"rmsprop_single_gain": (0, 0)}, "not reproduced"),
     ],
 )
 def test_what_is_not_there_is_not_found(rule, changed, expected: str) -> None:
@@ -174,7 +177,14 @@ def test_what_is_measured_names_every_point_of_the_rules() -> None:
     assert {claims.BASELINE, claims.SINGLE, claims.SHARED, claims.INDEPENDENT, claims.SGD_SINGLE} == set(
         list(experiment.ARMS)[: experiment.QUICK]
     )
-    assert {claims.ORTHO_SINGLE, claims.SGD, claims.LOW_RATE, *experiment.WIDE_ARMS} <= set(experiment.ARMS)
+    assert {
+        claims.ORTHO_SINGLE,
+        claims.SGD,
+        claims.LOW_RATE,
+        claims.RMSPROP,
+        claims.MUON,
+        *experiment.WIDE_ARMS,
+    } <= set(experiment.ARMS)
 
 
 @pytest.mark.slow

@@ -46,7 +46,8 @@ from mainstem.analysis.kurtosis import token_kurtosis
 from mainstem.analysis.rotations import random_rotation
 from mainstem.errors import DivergedError
 from mainstem.experiments.outcome import Experiment
-from mainstem.experiments.privileged_basis_training_claims import Runs, assemble
+from mainstem.experiments.privileged_basis_training_claims import assemble
+from mainstem.experiments.privileged_basis_training_rules import Runs
 from mainstem.experiments.settings import Settings
 from mainstem.lab.corpora import Corpus, open_corpus
 from mainstem.lab.decoder import Block, Decoder, decoder
@@ -130,7 +131,7 @@ def run(settings: Settings) -> Experiment:
                 lambda name=name, width=width, seed=seed: trained(name, width, seed, corpus, settings),
             )
             found.setdefault((name, width), []).append(kept)
-    return assemble(settings, seeds, Runs(found, WIDTH, WIDE), corpus.name)
+    return assemble(settings, seeds, Runs(found, WIDTH), corpus.name)
 
 
 def trained(name: str, width: int, seed: int, corpus: Corpus, settings: Settings) -> dict[str, Any]:

@@ -1,29 +1,26 @@
-"""What the training experiment on the privileged basis claims, and its tables and figures, from what was recorded.
+"""What the training experiment on the privileged basis claims, and its tables and figures, from what was recorded."""
 
-The rules are those of `privileged_basis_training`; everything here is arithmetic on its records.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from mainstem.analysis.intervals import Interval
 from mainstem.experiments.outcome import Claim, Curves, Experiment, ExperimentTable, Figure, finding
+from mainstem.experiments.privileged_basis_training_rules import (
+    PLACES,
+    TARGET,
+    Excess,
+    Runs,
+    above,
+    excess,
+    heavy,
+    mean,
+    near,
+    passing,
+    rotations_of,
+    spread,
+)
 from mainstem.experiments.settings import Settings
 
 PAPER = "Elhage, Lasenby, Olah, Privileged Bases, 2023"
-TARGET = 3.9
-"""The held-out loss, in nats a token, at which arms are compared."""
-
-HEAVY, NEAR = 1.0, 0.6
-"""Excess kurtosis that is heavy-tailed; and how far from none one fixed rotation may be."""
-
-PLACES = {
-    "stream": ("L0.mlp", "L1.attn", "L1.mlp", "L2.attn", "L2.mlp"),
-    "computation": ("L1.mlp reads", "L2.mlp reads"),
-}
-"""The points that each number is a mean over."""
-
 BASELINE, SINGLE, SHARED, INDEPENDENT = (
     "adam",
     "adam, single gain",
@@ -38,109 +35,7 @@ SGD_SINGLE, SGD, ORTHO_SINGLE, LOW_RATE = (
 )
 
 
-@dataclass(frozen=True)
-class Excess:
-    """Kurtosis above the mean of rotations, and the largest of these above it, over some points."""
-
-    value: float
-    largest: float
-
-    @property
-    def heavy(self) -> bool:
-        """Whether it is, by the rule."""
-        return self.value > max(HEAVY, self.largest)
-
-
-@dataclass(frozen=True)
-class Runs:
-    """What was recorded.
-
-    Attributes:
-        found: of each arm and width the records of all seeds.
-        width: of most arms.
-        wide: of the next rung.
-        target: the loss of the comparison.
-    """
-
-    found: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]
-    width: int
-    wide: int
-    target: float = TARGET
-
-    def has(self, *names: str) -> bool:
-        """Whether these arms were run."""
-        return all((name, self.width) in self.found for name in names)
-
-    def at_target(self, name: str, where: str, width: int | None = None) -> list[Excess]:
-        """The excess at the target, of each seed that passes it."""
-        records = self.found[name, width or self.width]
-        rows = [passing(record["rows"], self.target) for record in records]
-        return [excess(row, where) for row in rows if row is not None]
-
-    def complete(self, *names: str) -> bool:
-        """Whether every seed of these arms passes the target."""
-        return all(
-            passing(record["rows"], self.target) is not None
-            for name in names
-            for record in self.found[name, self.width]
-        )
-
-    def ends(self, name: str) -> list[float]:
-        """The loss at the end, of each seed."""
-        return [record["rows"][-1]["loss"] for record in self.found[name, self.width]]
-
-
-def passing(rows: Sequence[Mapping[str, float]], target: float) -> dict[str, float] | None:
-    """The measurement where the loss first passes the target, between the two around it; None if it does not."""
-    for before, after in zip(rows, rows[1:], strict=False):
-        if after["loss"] <= target < before["loss"]:
-            share = (before["loss"] - target) / (before["loss"] - after["loss"])
-            return {key: before[key] + share * (after[key] - before[key]) for key in before}
-    return None
-
-
-def excess(row: Mapping[str, float], where: str) -> Excess:
-    """The mean over the points of the stream, or of the computation."""
-    names = PLACES[where]
-
-    def mean(kind: str) -> float:
-        return sum(row[f"{name}{kind}"] - row[f"{name} rotated"] for name in names) / len(names)
-
-    return Excess(mean(""), mean(" largest"))
-
-
-def mean(found: Sequence[Excess]) -> float:
-    """Over seeds."""
-    return sum(each.value for each in found) / len(found)
-
-
-def spread(found: Sequence[Excess]) -> str:
-    """Mean, and the least and the largest of the seeds, in words."""
-    if not found:
-        return "did not reach the loss"
-    values = [each.value for each in found]
-    ends = f" ({min(values):+.2f} to {max(values):+.2f})" if len(values) > 1 else ""
-    return f"{mean(found):+.2f}{ends}"
-
-
-def heavy(found: Sequence[Excess]) -> bool:
-    """Whether every seed is."""
-    return bool(found) and all(each.heavy for each in found)
-
-
-def near(found: Sequence[Excess]) -> bool:
-    """Whether the mean over seeds is."""
-    return bool(found) and abs(mean(found)) <= NEAR
-
-
-def above(high: Sequence[Excess], low: Sequence[Excess]) -> bool:
-    """Whether every seed of one is above every seed of the other."""
-    return bool(high) and bool(low) and min(each.value for each in high) > max(each.value for each in low)
-
-
-def rotations_of(found: Sequence[Excess]) -> str:
-    """The null in words."""
-    return f"at most {max((each.largest for each in found), default=0):+.2f} after any of ten rotations"
+RMSPROP, MUON = "rmsprop, single gain", "muon, single gain"
 
 
 def assemble(settings: Settings, seeds: list[int], runs: Runs, corpus: str) -> Experiment:
@@ -148,6 +43,7 @@ def assemble(settings: Settings, seeds: list[int], runs: Runs, corpus: str) -> E
     claims = [tails(runs), not_the_norm(runs), shared(runs), independent(runs), losses(runs), the_optimiser(runs)]
     claims += [the_gain(runs)] if runs.has(SGD) else []
     claims += [the_rate(runs)] if runs.has(LOW_RATE) else []
+    claims += [others(runs)] if runs.has(RMSPROP, MUON) else []
     return Experiment(
         name="privileged-basis-training",
         title="What makes a basis privileged: norms, rotations and optimisers",
@@ -158,7 +54,7 @@ def assemble(settings: Settings, seeds: list[int], runs: Runs, corpus: str) -> E
         tables=[table(runs)],
         figures=[bars(runs, "stream"), bars(runs, "computation"), curves(runs)],
         notes=[
-            f"Arms are compared where their held-out loss first passes {runs.target} nats a token, by interpolation.",
+            f"Arms are compared where their held-out loss first passes {TARGET} nats a token, by interpolation.",
             *missing(runs),
             *settings.notes(),
         ],
@@ -286,11 +182,25 @@ def the_rate(runs: Runs) -> Claim:
     )
 
 
+def others(runs: Runs) -> Claim:
+    """What other optimisers do: one that divides by coordinates, and one that does so outside its matrices only."""
+    rmsprop, muon, sgd = (runs.at_target(name, "stream") for name in (RMSPROP, MUON, SGD_SINGLE))
+    return Claim(
+        "RMSProp, which divides by coordinates as Adam does, makes tails, too.",
+        "Kaul et al., From Attention to Activation, 2025",
+        "larger kurtosis under Adam and RMSProp than under SGD",
+        f"excess {spread(rmsprop)}; Muon, with AdamW for embeddings and gains, {spread(muon)}",
+        f"SGD {spread(sgd)}",
+        finding(heavy(rmsprop) and above(rmsprop, sgd), above(rmsprop, sgd)),
+        {name: [each.value for each in runs.at_target(name, "stream")] for name in (RMSPROP, MUON, SGD_SINGLE)},
+    )
+
+
 def missing(runs: Runs) -> list[str]:
     """Arms that stopped early, or did not reach the loss of the comparison."""
     said = []
     for (name, width), records in runs.found.items():
-        late = sum(passing(record["rows"], runs.target) is None for record in records)
+        late = sum(passing(record["rows"], TARGET) is None for record in records)
         if late:
             said.append(f"{name}, width {width}: {late} of {len(records)} seeds did not reach the loss.")
         said += [f"{name}, width {width}: {record['diverged']}." for record in records if record["diverged"]]
@@ -301,7 +211,7 @@ def table(runs: Runs) -> ExperimentTable:
     """One row for each arm and width."""
     rows = []
     for (name, width), records in runs.found.items():
-        at = [row for record in records if (row := passing(record["rows"], runs.target))]
+        at = [row for record in records if (row := passing(record["rows"], TARGET))]
         steps = round(sum(row["step"] for row in at) / len(at)) if at else ""
         columns = [seeds(runs.at_target(name, where, width)) for where in PLACES]
         last = [record["rows"][-1] for record in records]
@@ -330,7 +240,7 @@ def bars(runs: Runs, where: str) -> Figure:
         if isinstance(interval := seeds(runs.at_target(name, where, width)), Interval)
     }
     title = {"stream": "Excess kurtosis of the stream", "computation": "Excess kurtosis before the MLPs"}[where]
-    caption = f"at a held-out loss of {runs.target}: mean over seeds, the least and the largest"
+    caption = f"at a held-out loss of {TARGET}: mean over seeds, the least and the largest"
     return Figure(title, list(shown), list(shown.values()), caption=caption)
 
 
