@@ -21,9 +21,10 @@ The rules, fixed before the runs that the documentation quotes. "Always" is in e
    eight planted ones; in part: always at least six. Null: the same before training.
 3. [perfect] ... [are] -> [perfect]. reproduced: it is always among those eight, and the model's own probability of it
    in running text is at least 0.9, without `perfect` at most 0.1; in part: the probabilities alone.
-4. The heads force the bug. What they add to the logit of a forced output, above what they add after other sources, over
-   the same of the planted output at the same source and destination. Null: the same for the outputs of other sources.
-   reproduced: always at least 0.5, the null at most half of it, for both forced ones; in part: for one.
+4. The heads force the bug. What they add to the logit of a forced output, over what they add to that of the planted
+   one at the same source and destination, both above the mean of other sources' outputs. Null: the same for the one of
+   those that they add most to. reproduced: always at least 0.5, the null at most half of it, for both forced ones; in
+   part: for one.
 5. It shows where the direct path cannot repair it (second arm). The probability of the forced output in running text.
    Null: the same where other sources stand for it. reproduced: always at least 0.01 and ten times the null, for both;
    in part: for one.
@@ -172,16 +173,14 @@ def probability(model: Decoder, text: SkipTrigramText, trigram: SkipTrigram, sou
 
 
 def _heads(found: SkipTrigramTable, text: SkipTrigramText, trigram: SkipTrigram) -> dict[str, float]:
-    """What the heads add to the logit of an output, and on average to those of other sources' outputs.
+    """What the heads add to the logit of an output, and the most to that of another source's output.
 
-    Above what they add after other sources, so that what every source does at the destination does not count.
+    Above the mean of other sources' outputs: all outputs together are raised against other words by any source.
     """
-    rows = found.heads[:, text.id_of(trigram.destination)]
-    elsewhere = sorted({each.source for each in text.trigrams} - {trigram.source})
-    row = rows[text.id_of(trigram.source)] - rows[_ids(text, elsewhere)].mean(0)
+    row = found.heads[text.id_of(trigram.source), text.id_of(trigram.destination)]
     own = {each.out for each in text.trigrams if each.source == trigram.source}
-    others = [text.id_of(each.out) for each in text.trigrams if each.out not in own]
-    return {"own": float(row[text.id_of(trigram.out)]), "others": float(row[others].mean())}
+    others = row[_ids(text, [each.out for each in text.trigrams if each.out not in own])]
+    return {"own": float(row[text.id_of(trigram.out)] - others.mean()), "others": float(others.max() - others.mean())}
 
 
 def _named(found: SkipTrigramTable, text: SkipTrigramText, count: int = 16) -> list[tuple[str, float]]:

@@ -23,8 +23,8 @@ class Run:
         learned: that at the end; `without_sources`: the same where sources are replaced by other words.
         read: the skip trigrams of the largest increase by the circuits, and their increase; `read_before`: the same
             before training.
-        heads: of planted and forced ones, what the heads add to the logit of the output, and to those of other sources,
-            above what they add after other sources.
+        heads: of planted and forced ones, what the heads add to the logit of the output ("own"), and the most to that
+            of another source's output ("others"), above the mean of the latter.
         spoken: their probability in running text; `unspoken`: with other sources instead of theirs.
     """
 
@@ -62,7 +62,7 @@ class Run:
         return self.heads[forced]["own"] / self.heads[FORCED_OF[forced]]["own"]
 
     def null_share(self, forced: str) -> float:
-        """The same for the outputs of other sources."""
+        """The same for the output of another source that the heads add most to."""
         return self.heads[forced]["others"] / self.heads[FORCED_OF[forced]]["own"]
 
 
@@ -136,7 +136,7 @@ def forced(runs: Sequence[Run]) -> Claim:
         published="a head that increases the first two must increase the others",
         measured="heads add to the logit of what is forced, over that of what is planted: "
         + "; ".join(f"{name} {_range(values)}" for name, values in own.items()),
-        null="to outputs of other sources " + "; ".join(_range(values) for values in null.values()),
+        null="to an output of another source at most " + "; ".join(_range(values) for values in null.values()),
         finding=finding(all(holds), any(holds)),
         values={"shares": own, "null": null},
     )
