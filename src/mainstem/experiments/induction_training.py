@@ -54,7 +54,7 @@ ARMS: dict[str, dict[str, Any]] = {
     ONE: {"n_layers": 1},
     SMEARED: {"n_layers": 1, "smeared_keys": True},
 }
-STEPS = {"quick": 2000, "full": 3000}
+STEPS = {"quick": 2000, "full": 4000}
 LEARNING_RATE = 3e-3
 LENGTH, BATCH, SEGMENT, D_VOCAB = 64, 16, (20, 30), 64
 EVERY, FOUND, DRAWS, TEXTS = 50, 0.3, 4, 16

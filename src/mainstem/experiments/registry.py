@@ -57,7 +57,7 @@ def _of_the_laboratory(name: str, about: str, module: str, quick: int | None = N
 _ENTRIES = (
     _of_the_laboratory("degradation", "do deeper networks train worse, and not with shortcuts", "degradation", 85, 360),
     _on_a_model("indirect-object", "which heads move the name in a sentence with two", "indirect_object", 90),
-    _of_the_laboratory("induction", "when induction heads form, and in which models", "induction_training"),
+    _of_the_laboratory("induction", "when induction heads form, and in which models", "induction_training", 140, 800),
     _on_a_model("induction-in-the-wild", "which heads continue what was there before", "induction", 120, 250),
     _on_a_model("knowledge", "which score finds the units that hold a fact, over six relations", "knowledge", 240),
     _on_a_model("named-subspaces", "do subspaces hold the previous token and the subject", "named_subspaces"),
@@ -65,7 +65,7 @@ _ENTRIES = (
     _on_a_model("paris", "who says that Paris is a capital, and who that it is France's", "paris", 40),
     _on_a_model("privileged-basis", "is the basis of the stream special, and needs it to be", "privileged_basis", 110),
     _of_the_laboratory(
-        "skip-trigrams", "are planted skip trigrams read off circuits, and what comes with them", "skip_trigrams"
+        "skip-trigrams", "are planted skip trigrams read off circuits, and what else is", "skip_trigrams", 25, 70
     ),
     _of_the_laboratory(
         "privileged-basis-training",
