@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from mainstem.analysis.rotations import random_rotation
-from mainstem.analysis.rotations import fixing_ones
+from mainstem.analysis.rotations import fixing_ones, random_rotation
 from mainstem.experiments import privileged_basis_training as experiment
 from mainstem.experiments import privileged_basis_training_claims as claims
 from mainstem.experiments.privileged_basis_training_claims import PLACES, Runs, passing
