@@ -32,6 +32,8 @@ ROTATION = "hadamard"
 SHOWN = (*(name for name, each in PUBLISHED_INT8.items() if each.threshold is None), "llm.int8", "w4", "w4a4")
 """The quantisers of the report: the five of LLM.int8() without decomposition and itself, and 4 bits."""
 
+Say = Callable[[str], None]
+
 REFUSALS = (AnatomyError,)
 """What leaves a section out, with a note, instead of ending the report: a structure that it cannot be had for."""
 
@@ -43,7 +45,7 @@ def report_basis(
     eval_tokens: int = EVAL_TOKENS,
     window: int | None = None,
     state: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> BasisReport:
     """Measures the basis of the stream.
 
@@ -66,20 +68,8 @@ def report_basis(
     short = on.first(eval_tokens)
     warnings: list[dict[str, Any]] = []
     notes: list[str] = []
-
-    @cache
-    def watched() -> Watched:
-        return measure_stream(model, on, say=say)
-
-    makers: dict[str, Callable[[], Finished]] = {
-        "kurtosis": lambda: Finished(kurtosis_section(watched(), rotate_stream(model, on, say=say))),
-        "outliers": lambda: Finished(outlier_section(model, watched(), PUBLISHED)),
-        "ablations": lambda: _ablations(model, short, say),
-        "quantisers": lambda: _quantisers(model, short, say),
-        "rounding": lambda: _rounding(model, short),
-    }
     made: dict[str, Any] = {}
-    for name, make in makers.items():
+    for name, make in _makers(model, on, short, say).items():
         try:
             finished = kept.get(name, make)
         except REFUSALS as refusal:
@@ -99,13 +89,29 @@ def report_basis(
     )
 
 
-def _ablations(model: "Model", on: Reference, say: Callable[[str], None]) -> Finished:
+def _makers(model: "Model", on: Reference, short: Reference, say: Say) -> dict[str, Callable[[], Finished]]:
+    """What makes each section, in their order."""
+
+    @cache
+    def watched() -> Watched:
+        return measure_stream(model, on, say=say)
+
+    return {
+        "kurtosis": lambda: Finished(kurtosis_section(watched(), rotate_stream(model, on, say=say))),
+        "outliers": lambda: Finished(outlier_section(model, watched(), PUBLISHED)),
+        "ablations": lambda: _ablations(model, short, say),
+        "quantisers": lambda: _quantisers(model, short, say),
+        "rounding": lambda: _rounding(model, short),
+    }
+
+
+def _ablations(model: "Model", on: Reference, say: Say) -> Finished:
     """The outlier features taken out, or the most varied dimensions."""
     section, warnings, notes = ablation_section(model, on, say=say)
     return Finished(section, [warning.as_dict() for warning in warnings], notes)
 
 
-def _quantisers(model: "Model", on: Reference, say: Callable[[str], None]) -> Finished:
+def _quantisers(model: "Model", on: Reference, say: Say) -> Finished:
     """The int8 quantisers in the model's own basis and a rotated one, where it can be rotated, and 4 bits."""
     refuse_quantised(model.module)
     copies, notes = {}, []

@@ -9,8 +9,9 @@ Cost: four copies of the model at a time, two of them in float64.
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -190,25 +191,19 @@ def read_rotation(
     own = rotated_copy(model.module, turning, turned)
     say("Measuring kurtosis")
     points = kurtosis_rows(model, own, on)
-    if place is not None:
-        say(f"Writing {place}")
     section = RotationSection(
         rotation=kind,
         objective=objective if kind == "learned" else None,
         seed=model.seed if seed is None else seed,
-        d_model=turning.d_model,
-        orthogonality=orthogonality(turned),
-        keeps_ones=turning.centred,
-        turned=len(turning.turns),
-        folded=len(turning.gains),
-        untied=[str(place) for place in own.untied],
-        at_run_time=[bracket.where for bracket in turning.brackets],
         certificate={"logits": certificate},
-        expectation=random_expectation(turning.d_model),
         precisions=rows,
         points=points,
-        checkpoint=None if place is None else write_checkpoint(model, own, place),
+        checkpoint=None,
+        **_counts(own),
     )
+    if place is not None:
+        say(f"Writing {place}")
+        section = replace(section, checkpoint=write_checkpoint(model, own, place))
     return BasisReport(
         provenance=model.provenance(),
         warnings=[],
@@ -218,6 +213,21 @@ def read_rotation(
         notes=_notes(section),
         command="basis rotate",
     )
+
+
+def _counts(made: Rotated) -> dict[str, Any]:
+    """What a copy is, in numbers."""
+    turning = made.turning
+    return {
+        "d_model": turning.d_model,
+        "orthogonality": orthogonality(made.rotation),
+        "keeps_ones": turning.centred,
+        "turned": len(turning.turns),
+        "folded": len(turning.gains),
+        "untied": [str(place) for place in made.untied],
+        "at_run_time": [bracket.where for bracket in turning.brackets],
+        "expectation": random_expectation(turning.d_model),
+    }
 
 
 def _notes(section: RotationSection) -> list[str]:
