@@ -76,7 +76,7 @@ def depth_claim(runs: Runs) -> Claim:
         SOURCE,
         "plain-56 above plain-20 in training error, all through (figures 1 and 6)",
         f"training loss of plain-20 {_listed(shallow)}, of plain-56 {_listed(deep)}",
-        f"what seeds differ by: {max(shallow) - min(shallow):.3g} among plain-20",
+        f"{max(shallow) - min(shallow):.3g} between seeds of plain-20" if len(shallow) > 1 else "one seed: no spread",
         finding(min(deep) > max(shallow), partly=_always(deep, shallow)),
         {"plain-20": shallow, "plain-56": deep},
     )

@@ -55,7 +55,7 @@ def _of_the_laboratory(name: str, about: str, module: str, quick: int | None = N
 
 
 _ENTRIES = (
-    _of_the_laboratory("degradation", "do deeper networks train worse, and not with shortcuts", "degradation", 85, 360),
+    _of_the_laboratory("degradation", "do deeper networks train worse, and not with shortcuts", "degradation", 55, 355),
     _on_a_model("indirect-object", "which heads move the name in a sentence with two", "indirect_object", 90),
     _of_the_laboratory("induction", "when induction heads form, and in which models", "induction_training", 140, 800),
     _on_a_model("induction-in-the-wild", "which heads continue what was there before", "induction", 120, 250),
