@@ -190,7 +190,7 @@ def test_what_is_kept_is_of_its_images_form_arm_and_seed(tmp_path: Path, monkeyp
     degradation.run(Settings(folder=tmp_path), stripes(), replace(TINY, epochs=3))
     assert len(calls) == 36
     for shown in (as_text(found), as_html(found), as_json(found)):
-        assert "residual-56 with blocks of three" in shown
+        assert "residual-56 by threes" in shown
 
 
 def test_a_batch_that_the_images_do_not_fill_is_refused() -> None:

@@ -140,6 +140,7 @@ def run(settings: Settings, images: Images | None = None, form: Form | None = No
             f"{images.source}: {len(images.train_x):,} images for training, {len(images.test_x):,} for testing.",
             f"{form.epochs} epochs of batches of {form.batch}, widths {', '.join(map(str, form.widths))}, SGD with a "
             f"one-cycle rate up to {LEARNING_RATE}, momentum {MOMENTUM}, weight decay {form.weight_decay:g}.",
+            "Blocks are of two layers; by ones they are of one, by threes of three.",
             "The control of gradients is plain-56 with sigmoids and without batch norm, before training.",
             *settings.notes(),
         ],

@@ -9,8 +9,8 @@ from mainstem.experiments.outcome import Claim, ExperimentTable, finding
 
 SOURCE = "He et al. 2015, Deep Residual Learning for Image Recognition"
 PLAIN_20, PLAIN_56, RESIDUAL_20, RESIDUAL_56 = "plain-20", "plain-56", "residual-20", "residual-56"
-SINGLE, TRIPLE = "residual-56 with blocks of one", "residual-56 with blocks of three"
-"""The arms; their blocks are of two layers, where nothing else is said."""
+SINGLE, TRIPLE = "residual-56 by ones", "residual-56 by threes"
+"""The arms; blocks are of two layers, or by ones of one and by threes of three."""
 
 TENTH, HALF, MOST = 0.1, 0.5, 0.9
 SOUND, WEAK, VANISHED = 0.1, 0.01, 0.001
