@@ -96,8 +96,8 @@ def read_off(runs: Sequence[Run]) -> Claim:
         claim="They are read off the QK and OV circuits, and nothing else is",
         source=ELHAGE,
         published="the largest entries of both circuits are skip trigrams that make sense",
-        measured=f"{_range(found)} of the {count} of the largest increase are planted; the smallest increase of one "
-        f"{min(least):.2f}, the largest of any other {value:.2f} ({name})",
+        measured=f"{_range(found)} of the {count} of the largest increase are planted, by {min(least):.2f} or more; no "
+        f"other has more than {value:.2f} ({name})",
         null=f"before training {_range(before)} of {count}",
         finding=finding(min(found) == count and max(before) == 0, min(found) >= count - 2),
         values={"found": found, "before": before, "others": others, "least": least},
