@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mainstem
-from mainstem.analysis.skip_trigram_table import skip_trigram_table
+from mainstem.analysis.skip_trigram_table import SkipTrigramTable, mean_table, skip_trigram_table
 from mainstem.experiments import skip_trigrams as case
 from mainstem.experiments.settings import Settings
 from mainstem.experiments.skip_trigrams_claims import FORCED_OF, PLANTED_NAMES, SEED, Run, claims, curves, tables
@@ -26,7 +26,6 @@ def made(**changes) -> Run:
     run = Run(
         learning=[[0, 0.02], [600, 0.99]],
         learned=0.99,
-        without_sources=0.08,
         read=[*((name, 0.9) for name in PLANTED_NAMES), (OTHER, 0.2)],
         read_before=[(OTHER, 0.01)] * 9,
         heads={name: {"own": 12.0, "others": 0.5} for name in NAMES},
@@ -50,7 +49,7 @@ def test_all_hold_where_all_is_as_published():
     [
         (0, {"learned": 0.7}, "in part"),
         (0, {"learned": 0.4}, "not reproduced"),
-        (0, {"without_sources": 0.6}, "not reproduced"),
+        (0, {"unspoken": dict.fromkeys(NAMES, 0.6)}, "not reproduced"),
         (1, {"read": [(OTHER, 0.95), *((name, 0.9) for name in PLANTED_NAMES)]}, "in part"),
         (1, {"read": [(OTHER, 0.95)] * 3 + [(name, 0.9) for name in PLANTED_NAMES]}, "not reproduced"),
         (1, {"read_before": [(PLANTED_NAMES[0], 0.1)]}, "in part"),
@@ -82,17 +81,21 @@ def test_the_table_is_what_the_model_predicts_where_all_others_are_alike():
     opened = mainstem.open(model)
     circuits = [circuits_of(opened, head) for head in opened.weights.heads]
     direct = model.embed.weight @ model.unembed.weight.T
-    background = torch.zeros(20)
-    background[7] = 1.0
-    table = skip_trigram_table(direct, circuits, background, 5)
+    filler, others = torch.zeros(2, 20)
+    filler[7], others[7], others[11] = 1.0, 4.0, 1.0
+    table = skip_trigram_table(direct, circuits, others, filler)
     for source, destination in ((3, 4), (9, 2), (5, 5)):
-        ids = torch.tensor([[7, 7, source, 7, 7, 7, destination], [7, 7, 7, 7, 7, 7, destination]])
-        seen, absent = model(ids).logits[:, -1].softmax(-1).double()
-        torch.testing.assert_close(table.with_source[source, destination], seen, rtol=1e-4, atol=1e-7)
-        torch.testing.assert_close(table.without[destination], absent, rtol=1e-4, atol=1e-7)
+        ids = torch.tensor([[7, 7, source, 11, 7, 7, destination], [7, 7, 7, 11, 7, 7, destination]])
+        seen, absent = model(ids).logits[:, -1].double()
+        increase = seen.softmax(-1) - absent.softmax(-1)
+        torch.testing.assert_close(table.increase[source, destination], increase, rtol=1e-4, atol=1e-6)
+        added = seen - absent - (seen - absent).mean()
+        torch.testing.assert_close(table.heads[source, destination], added, rtol=1e-4, atol=1e-5)
     (places, value), *_ = table.largest(3)
     assert value == pytest.approx(float(table.increase.max())) and table.increase[places] == table.increase.max()
-    assert float(table.heads.mean(-1).abs().max()) < 1e-6
+    both = mean_table([table, SkipTrigramTable(table.heads + 2, table.increase + 2)], [3, 5])
+    assert torch.equal(both.increase[3], table.increase[3] + 2) and torch.equal(both.increase[5], table.increase[5])
+    torch.testing.assert_close(both.heads[7], table.heads[7] + 1)
 
 
 def test_tables_and_curves_name_every_skip_trigram():

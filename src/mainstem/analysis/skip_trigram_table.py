@@ -5,13 +5,14 @@ transformers")
 
     logits = W_U W_E destination + sum over heads, over sources of A W_U W_OV W_E source
 
-with A the softmax of W_E^T W_QK W_E over the tokens of the context. Here the context is one source, `others` tokens of
-a background, at their mean, and the destination itself. A skip trigram's increase is the probability of its output
-with the source there, minus that with one more background token in its place.
+with A the softmax of W_E^T W_QK W_E over the tokens of the context. Here the context is a source, other tokens, as
+often as they are said to be there, and the destination itself. A skip trigram's increase is the probability of its
+output with the source there, minus that with something that means nothing in its place.
 
 Cost: tables of d_vocab^3 numbers; for small vocabularies.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,23 +24,15 @@ from mainstem.analysis.head_circuits import HeadCircuits
 
 @dataclass(frozen=True, eq=False)
 class SkipTrigramTable:
-    """Predictions after every source and destination.
+    """What every source does at every destination, [source, destination, output].
 
     Attributes:
-        heads: what the heads add to the logits, above what they add where another background token stands for the
-            source, and above the mean output.
-        with_source: the probability of each output.
-        without: the same with one more background token for the source.
+        heads: what the heads add to the logits, above what they add without the source, and above the mean output.
+        increase: how much likelier the source makes the output.
     """
 
     heads: Float[Tensor, "d_vocab d_vocab d_vocab"]
-    with_source: Float[Tensor, "d_vocab d_vocab d_vocab"]
-    without: Float[Tensor, "d_vocab d_vocab"]
-
-    @property
-    def increase(self) -> Float[Tensor, "d_vocab d_vocab d_vocab"]:
-        """[source, destination, output] how much likelier the source makes the output."""
-        return self.with_source - self.without
+    increase: Float[Tensor, "d_vocab d_vocab d_vocab"]
 
     def largest(self, count: int) -> list[tuple[tuple[int, int, int], float]]:
         """The skip trigrams of the largest increase, as (source, destination, output)."""
@@ -50,17 +43,17 @@ class SkipTrigramTable:
 
 def skip_trigram_table(
     direct: Float[Tensor, "d_vocab d_vocab"],
-    circuits: list[HeadCircuits],
-    background: Float[Tensor, " d_vocab"],
-    others: int,
+    circuits: Sequence[HeadCircuits],
+    others: Float[Tensor, " d_vocab"],
+    instead: Float[Tensor, " d_vocab"],
 ) -> SkipTrigramTable:
-    """The table of a model.
+    """The table of a model, in one context.
 
     Args:
         direct: W_U W_E as destination x output.
         circuits: of each head.
-        background: how likely each token is to be one of the others.
-        others: how many there are beside source and destination.
+        others: how often each token is in the context, source and destination left out.
+        instead: what stands in the source's place where it is not there: parts of tokens that add up to 1.
     """
     added = torch.zeros(len(direct), len(direct), len(direct), dtype=torch.float64)
     absent = torch.zeros(len(direct), len(direct), dtype=torch.float64)
@@ -68,16 +61,23 @@ def skip_trigram_table(
         gives = (head.qk.rows @ head.qk.columns.mT).double()  # destination x source
         weight = (gives - gives.amax(1, keepdim=True)).exp()
         says = (head.ov.columns @ head.ov.rows.mT).double()  # source x output
-        itself = weight.diagonal()[:, None] * says
-        around = (weight * background) @ says
-        total, each = weight.diagonal(), weight @ background.double()
-        absent += (itself + (others + 1) * around) / (total + (others + 1) * each)[:, None]
-        present = weight.mT[:, :, None] * says[:, None] + (itself + others * around)
-        added += present / (weight.mT + total + others * each)[:, :, None]
+        total, written = weight.diagonal() + weight @ others.double(), weight.diagonal()[:, None] * says
+        written = written + (weight * others) @ says
+        added += (weight.mT[:, :, None] * says[:, None] + written) / (weight.mT + total)[:, :, None]
+        absent += ((weight * instead) @ says + written) / (weight @ instead.double() + total)[:, None]
     heads = added - absent
-    logits = direct.double() + absent
     return SkipTrigramTable(
         heads=heads - heads.mean(-1, keepdim=True),
-        with_source=(direct.double() + added).softmax(-1),
-        without=logits.softmax(-1),
+        increase=(direct.double() + added).softmax(-1) - (direct.double() + absent).softmax(-1),
     )
+
+
+def mean_table(tables: Sequence[SkipTrigramTable], left_out: Sequence[int]) -> SkipTrigramTable:
+    """The mean over contexts; each leaves out the rows of one source, which is in that context anyway."""
+
+    def mean(values: Sequence[Tensor]) -> Tensor:
+        stacked = torch.stack(list(values))
+        stacked[torch.arange(len(stacked)), torch.tensor(left_out)] = torch.nan
+        return stacked.nanmean(0)
+
+    return SkipTrigramTable(mean([table.heads for table in tables]), mean([table.increase for table in tables]))

@@ -14,9 +14,9 @@ have both.
 
 The rules, fixed before the runs that the documentation quotes. "Always" is in every seed.
 
-1. They are learned. The mean probability of the planted outputs, in sequences not trained on. Null: the same sequences
-   with their sources replaced by other words. reproduced: always at least 0.9, the null at most 0.2; in part: always
-   at least 0.5, the null at most half of it.
+1. They are learned. The mean probability of the planted outputs, in sequences not trained on. Null: that in running
+   text where other sources stand for theirs. reproduced: always at least 0.9, the null at most 0.1; in part: always at
+   least 0.5, the null at most half of it.
 2. They are read off the circuits, and nothing else is. reproduced: the eight of the largest increase are always the
    eight planted ones; in part: always at least six. Null: the same before training.
 3. [perfect] ... [are] -> [perfect]. reproduced: it is always among those eight, and the model's own probability of it
@@ -37,7 +37,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from mainstem.analysis.skip_trigram_table import SkipTrigramTable, skip_trigram_table
+from mainstem.analysis.skip_trigram_table import SkipTrigramTable, mean_table, skip_trigram_table
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.settings import Settings
 from mainstem.experiments.skip_trigrams_claims import Run, claims, curves, tables
@@ -87,7 +87,7 @@ def run(settings: Settings) -> Experiment:
         figures=[curves(runs, seeds)],
         notes=[
             f"{STEPS} steps of AdamW at {LEARNING_RATE:g}, batches of 64 sequences of 24 words.",
-            f"Circuits are read in a context of one source and {OTHERS} words that mean nothing, at their mean.",
+            f"Circuits are read in contexts with one more source and {OTHERS - 1} words that mean nothing.",
             *settings.notes(),
         ],
     )
@@ -118,7 +118,6 @@ def trained(trigrams: tuple[SkipTrigram, ...], seed: int, settings: Settings) ->
     return {
         "learning": training.probe("planted"),
         "learned": planted_probability(model, text),
-        "without_sources": planted_probability(model, text, sources=False),
         "read": _named(found, text),
         "read_before": _named(before, text),
         "heads": {_name(each): _heads(found, text, each) for each in asked},
@@ -132,22 +131,19 @@ def table(model: Decoder, text: SkipTrigramText) -> SkipTrigramTable:
     opened: Model = open(model)
     circuits = [circuits_of(opened, head) for head in opened.weights.heads]
     direct = model.embed.weight.detach() @ model.unembed.weight.detach().T
-    background = torch.zeros(len(text.words))
-    background[_ids(text, FILLERS)] = 1 / len(FILLERS)
-    return skip_trigram_table(direct, circuits, background, OTHERS)
+    instead = torch.zeros(len(text.words))
+    instead[_ids(text, FILLERS)] = 1 / len(FILLERS)
+    beside = _ids(text, sorted({trigram.source for trigram in text.trigrams})).tolist()
+    contexts = [(OTHERS - 1) * instead + torch.eye(len(text.words))[source] for source in beside]
+    return mean_table([skip_trigram_table(direct, circuits, others, instead) for others in contexts], beside)
 
 
 @torch.no_grad()
-def planted_probability(module: nn.Module, text: SkipTrigramText, sources: bool = True) -> float:
-    """The mean probability of planted outputs in sequences not trained on; without `sources` these are other words."""
+def planted_probability(module: nn.Module, text: SkipTrigramText) -> float:
+    """The mean probability of planted outputs in sequences not trained on."""
     sample = text.sample(HELD_OUT)
-    ids = sample.ids
-    if not sources:
-        own = torch.tensor([text.id_of(trigram.source) for trigram in text.trigrams])
-        places = torch.isin(ids, own) & ~sample.planted
-        ids = torch.where(places, text.id_of(FILLERS[0]), ids)
     device = next(module.parameters()).device
-    predicted = module(input_ids=ids.to(device)).logits[:, :-1].softmax(-1).cpu()
+    predicted = module(input_ids=sample.ids.to(device)).logits[:, :-1].softmax(-1).cpu()
     planted = predicted.gather(-1, sample.ids[:, 1:, None])[..., 0]
     return float(planted[sample.planted[:, 1:]].mean())
 

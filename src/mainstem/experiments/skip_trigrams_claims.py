@@ -20,7 +20,7 @@ class Run:
 
     Attributes:
         learning: (step, mean probability of planted outputs).
-        learned: that at the end; `without_sources`: the same where sources are replaced by other words.
+        learned: that at the end.
         read: the skip trigrams of the largest increase by the circuits, and their increase; `read_before`: the same
             before training.
         heads: of planted and forced ones, what the heads add to the logit of the output ("own"), and the most to that
@@ -30,7 +30,6 @@ class Run:
 
     learning: Sequence[Sequence[float]]
     learned: float
-    without_sources: float
     read: Sequence[tuple[str, float]]
     read_before: Sequence[tuple[str, float]]
     heads: Mapping[str, Mapping[str, float]]
@@ -73,17 +72,17 @@ def claims(planted: Sequence[Run], crossed: Sequence[Run]) -> list[Claim]:
 
 def learned(runs: Sequence[Run]) -> Claim:
     """Whether the planted ones are predicted."""
-    own, null = [run.learned for run in runs], [run.without_sources for run in runs]
-    holds = min(own) >= 0.9 and max(null) <= 0.2
+    own, null = [run.learned for run in runs], [_mean([run.unspoken[n] for n in PLANTED_NAMES]) for run in runs]
+    holds = min(own) >= 0.9 and max(null) <= 0.1
     partly = min(own) >= 0.5 and all(n <= p / 2 for p, n in zip(own, null, strict=True))
     return Claim(
         claim="A model of one attention layer learns skip trigrams",
         source=ELHAGE,
         published="found in one-layer models of text",
         measured=f"probability of the planted outputs {_range(own)}",
-        null=f"without their sources {_range(null)}",
+        null=f"with other sources {_range(null)}",
         finding=finding(holds, partly),
-        values={"learned": own, "without_sources": null},
+        values={"learned": own, "with other sources": null},
     )
 
 
@@ -97,8 +96,8 @@ def read_off(runs: Sequence[Run]) -> Claim:
         claim="They are read off the QK and OV circuits, and nothing else is",
         source=ELHAGE,
         published="the largest entries of both circuits are skip trigrams that make sense",
-        measured=f"{_range(found)} of the {count} of the largest increase are planted; the smallest increase of one "
-        f"{min(least):.2f}, the largest of any other {value:.2f} ({name})",
+        measured=f"{_range(found)} of the {count} of the largest increase are planted, by {min(least):.2f} or more; no "
+        f"other has more than {value:.2f} ({name})",
         null=f"before training {_range(before)} of {count}",
         finding=finding(min(found) == count and max(before) == 0, min(found) >= count - 2),
         values={"found": found, "before": before, "others": others, "least": least},
