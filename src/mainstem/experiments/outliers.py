@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 ROTATED = "rotated"
 TOKENS, EVAL_TOKENS = 20_000, 3_072
-QUICK_TOKENS, QUICK_EVAL_TOKENS = 4_096, 1_024
+QUICK_TOKENS, QUICK_EVAL_TOKENS = 2_048, 512
+DRAWS, QUICK_DRAWS = 10, 3
+"""Of each control."""
 VARIED = 6
 """How many of the most varied dimensions are also taken out: as many as the paper's largest models have outliers."""
 
@@ -42,7 +44,8 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
 
     Args:
         model: the model, with its tokenizer.
-        quick: statistics on 4,096 tokens instead of 20,000, perplexities on 1,024 instead of 3,072.
+        quick: statistics on 2,048 tokens instead of 20,000, perplexities on 512 instead of 3,072, three draws of each
+            control instead of ten.
         report: receives a line of progress for each step.
 
     Raises:
@@ -51,14 +54,15 @@ def run(model: "Model", quick: bool = False, report: Callable[[str], None] = lam
         LevelRefusedError: nothing is seen to read the stream for attention.
     """
     on = reference(model, "drama", QUICK_TOKENS if quick else TOKENS)
+    draws = QUICK_DRAWS if quick else DRAWS
     short = reference(model, "drama", QUICK_EVAL_TOKENS if quick else EVAL_TOKENS)
     outliers = outlier_section(model, measure_stream(model, on, say=report), CRITERION)
     report("the same vectors in a random basis ...")
     turned = turned_features(model, on.windows)
     copy = rotated_copy(model, "random", report)
     found = [row.dimension for row in outliers.table("input").rows if row.qualifies]
-    ablated = ablation_section(model, short, found, say=report)[0] if found else None
-    varied = ablation_section(model, short, by="variance", count=VARIED, say=report)[0]
+    ablated = ablation_section(model, short, found, draws=draws, say=report)[0] if found else None
+    varied = ablation_section(model, short, by="variance", count=VARIED, draws=draws, say=report)[0]
     quantised = quantiser_section(model, [short], PUBLISHED, {ROTATED: copy}, say=report)
     return assemble(model, Found(outliers, turned, ablated, varied, quantised))
 

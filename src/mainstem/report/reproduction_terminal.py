@@ -36,7 +36,7 @@ def print_list(console: Console, listed: ExperimentList) -> None:
     console.print(Text("mainstem reproduce", "head"))
     table = t.lined()
     for head in ("experiment", "what it asks", "needs"):
-        table.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold", no_wrap=head == "experiment")
     for head in ("--quick", "--full"):
         table.add_column(head, justify="right", no_wrap=True)
     for entry in listed.entries:
