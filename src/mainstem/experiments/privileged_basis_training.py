@@ -21,6 +21,11 @@ the stream of the trained ones (tested), and first weights are drawn from a dist
 `stream` is the mean excess over all states from the first MLP's on, `computation` that over the MLPs after the first:
 before the first MLP the stream is the embedding and means of it, and no arm has tails there.
 
+Settings were looked for on seeds 0, 1 and 100, so that there is something to explain: Adam's tails grow with its rate
+and shrink with the warm-up. With a single gain, seed 1, they are +0.9 at the target after a warm-up of 100 steps, +1.2
+after 50, +1.5 after 60 and +4.9 after 40; at a rate of 0.001, seed 0, there are none. Those of SGD and ortho_adam
+stayed within 0.15 of none.
+
 Rules, fixed before the runs that are reported:
 
     heavy           the excess is above HEAVY, and above the largest of the ten rotations, in every seed
@@ -54,7 +59,7 @@ from mainstem.lab.decoder import Block, Decoder, decoder
 from mainstem.lab.decoder_config import DecoderConfig, Norm, Rotation
 from mainstem.lab.training import Recipe, Training, next_token_loss, train
 
-WIDTH, STEPS, SLOW, WARMUP, EVERY = 128, 400, 600, 100, 50
+WIDTH, STEPS, SLOW, WARMUP, EVERY = 128, 400, 600, 40, 50
 """SLOW: the steps of SGD, which takes longer to the loss of the comparison."""
 
 

@@ -143,8 +143,9 @@ def the_optimiser(runs: Runs) -> Claim:
     adam, *others = (runs.at_target(name, "stream") for name in names)
     clean = [near(other) and above(adam, other) for other in others]
     words = ", ".join(f"{name} {spread(runs.at_target(name, 'stream'))}" for name in names)
+    do_not = "SGD and Adam in another basis do not" if ORTHO_SINGLE in names else "SGD does not"
     return Claim(
-        "It is Adam: where only the optimiser has a basis, Adam makes tails, and SGD and Adam in another basis do not.",
+        f"It is Adam: where only the optimiser has a basis, Adam makes tails, and {do_not}.",
         f"{PAPER}, an open question",
         "suspected, not tested",
         f"excess of the stream at the same loss: {words}",

@@ -71,7 +71,7 @@ _ENTRIES = (
         "privileged-basis-training",
         "which part of training makes the basis special: norm, rotations, optimiser",
         "privileged_basis_training",
-        quick=170,
+        quick=180,
     ),
     _of_the_laboratory("subspaces", "have two tasks of one model subspaces of their own", "subspaces", 28, 85),
 )
