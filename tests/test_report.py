@@ -19,13 +19,16 @@ from mainstem.report import as_html, as_json, as_text, print_tables
 from mainstem.report import terminal as t
 from mainstem.report import text as words
 from mainstem.report.alike import block_groups, layers_text, shape_groups
+from mainstem.report.basis_report_text import text_line
 from mainstem.report.charts import interval_bars
 from mainstem.report.curves import Course, courses
 from mainstem.report.drawing import Tributary, stream
 from mainstem.report.fitting import Fitting
 from mainstem.report.lens_page import lens_figure
 from mainstem.report.line_chart import line_chart
+from mainstem.report.set_text import own_text
 from mainstem.report.terminal import terminal
+from mainstem.results.prompt_set import PromptRow
 
 RESULTS = {
     "explanation": samples.explanation(),
@@ -527,3 +530,11 @@ def test_one_column_of_a_heat_map_has_its_name():
     one = samples.patched()
     made = replace(one, columns=["all positions"], effects=[row[:1] for row in one.effects], top=one.top[:0])
     assert "all positions" in as_text(made, 80)
+
+
+def test_whole_numbers_of_a_prompt_are_whole_and_a_source_is_said_once():
+    row = PromptRow("line 1", [], [], [], [], True, None, {"same": 2, "probability": 0.25})
+    assert own_text(row) == "same 2; probability 0.25"
+    text = {"name": "a.txt", "source": "a.txt", "tokens": 8, "windows": 1, "window": 8, "stride": 8}
+    assert text_line(text) == "a.txt: 8 tokens in 1 window of 8, 8 apart"
+    assert text_line(text | {"source": "b/a.txt"}).startswith("a.txt (b/a.txt): ")

@@ -226,3 +226,11 @@ def test_one_text_stands_for_a_list_of_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.rows == listed.rows == ("L1N1",)
     monkeypatch.setattr(generating, "_likelihood", lambda model, ids, text, edits: text)
     assert model.compare(letters()[0], count=1, continuations=" Rome").continuations == [" Rome"]
+
+
+def test_a_model_that_overflows_is_refused_with_the_module_and_what_to_do() -> None:
+    module = zoo.build("llama", dtype=torch.float16)
+    with torch.no_grad():
+        module.model.layers[1].mlp.down_proj.weight.mul_(1e5)
+    with pytest.raises(NotFiniteError, match=r"\(model\.layers\.1\.mlp\.down_proj\).*--dtype float32"):
+        mainstem.open(module).explain(ids_of(), target="id:7")

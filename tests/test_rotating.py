@@ -251,7 +251,7 @@ def test_a_model_that_overflows_in_its_own_dtype_is_refused_with_the_place():
     model = zoo.build("llama", dtype=torch.float16)
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.mul_(1e5)
-    with pytest.raises(NotFiniteError, match=r"NaN or infinity \(model\.layers\.1.*wider dtype"):
+    with pytest.raises(NotFiniteError, match=r"NaN or infinity in the stream \(model\.layers\.1.*wider dtype"):
         _ = mainstem.open(model).basis.turning
 
 

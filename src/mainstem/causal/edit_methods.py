@@ -196,7 +196,7 @@ def _at_places(at: Point, values: Float[Tensor, "pos entry"], places: Tensor) ->
     if len(places) and int(places.max()) >= len(values):
         raise PositionError(
             f"The other run has no position {int(places.max())}",
-            f"{at}, of a run of {len(values)} tokens",
+            f"{at}, of a run of {len(values)} token{'s' * (len(values) != 1)}",
             "Name the positions to edit, or give prompts of equal length.",
         )
     return values[places.to(values.device)]

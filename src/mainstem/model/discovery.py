@@ -8,7 +8,7 @@ Cost: one forward pass of about a dozen tokens with every intermediate kept, and
 """
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mainstem.errors import NoLanguageHeadError, RefusedError
+from mainstem.errors import NoLanguageHeadError, NotFiniteError, RefusedError
 from mainstem.model.anatomy import Anatomy, Sizes, Write, merged
 from mainstem.model.graph import Gate, Node, NormNode, StreamGraph, SumNode, Term, WriteNode
 from mainstem.model.labels import Labelled, label_writes
@@ -44,6 +44,7 @@ def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
     Raises:
         NoLanguageHeadError: if the run returns no logits.
         RefusedError, ParallelStreamsError: if the stream cannot be discovered; the message names the place.
+        NotFiniteError: if the stream of that run is not finite; names the first module.
     """
     with _without_collection():
         return _discover(model, probe_ids(model), forward)
@@ -58,6 +59,19 @@ def _discover(model: torch.nn.Module, ids: Tensor, forward: dict[str, Any]) -> A
         recording.release()
 
 
+def require_finite(values: Sequence[Value]) -> None:
+    """Refuses a recorded stream with NaN in it, which is unlike itself, so that no comparison would say anything.
+
+    Raises:
+        NotFiniteError: names the first place.
+    """
+    for value in sorted(values, key=lambda value: value.id):
+        if value.tensor.is_floating_point() and not bool(torch.isfinite(value.tensor).all()):
+            frame = value.call.frame if value.call is not None else None
+            place = frame.path if frame is not None and frame.path else "the model"
+            raise NotFiniteError("A run on random tokens gives NaN or infinity in the stream", place)
+
+
 def _read_off(model: torch.nn.Module, recording: Recording, positions: int, other_end: Tensor) -> Anatomy:
     """The anatomy that a recording shows."""
     logits = recording.result["logits"]
@@ -67,6 +81,7 @@ def _read_off(model: torch.nn.Module, recording: Recording, positions: int, othe
     walk, root = find_root(recording, head_input, positions)
     finder = SiteFinder(recording, positions)
     values = expand(walk, root)
+    require_finite(values)
     leaves = [value for value in values if not walk.step(value).terms]
     labelled = label_writes(leaves, values, recording, finder, walk)
     reads = find_reads(recording, walk, values, labelled, finder)

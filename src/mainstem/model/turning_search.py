@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mainstem.errors import NoLanguageHeadError, NotFiniteError
-from mainstem.model.discovery import expand, probe_ids
-from mainstem.model.recorder import Value, record
-from mainstem.model.stream import StreamWalk, find_head, find_root
+from mainstem.errors import NoLanguageHeadError
+from mainstem.model.discovery import expand, probe_ids, require_finite
+from mainstem.model.recorder import record
+from mainstem.model.stream import find_head, find_root
 from mainstem.model.turning import Turning
-from mainstem.model.turning_places import check_seen, where
+from mainstem.model.turning_places import check_seen
 from mainstem.model.turning_spreading import Spreading
 
 
@@ -35,16 +35,9 @@ def find_turning(model: torch.nn.Module, **forward: Any) -> Turning:
         if not isinstance(logits, Tensor) or logits.dim() != 3:
             raise NoLanguageHeadError("The model returns no logits over a vocabulary", type(model).__name__)
         walk, root = find_root(recording, find_head(recording, logits)[2], ids.shape[1])
-        _refuse_not_finite(walk, root)
+        require_finite(expand(walk, root))
         found = Spreading(recording, walk).run(root)
         check_seen(model, recording, found.turns)
         return found
     finally:
         recording.release()
-
-
-def _refuse_not_finite(walk: StreamWalk, root: Value) -> None:
-    """NaN is as unlike itself as anything, so that every comparison of this search would say nothing."""
-    for value in sorted(expand(walk, root), key=lambda value: value.id):
-        if not bool(torch.isfinite(value.tensor).all()):
-            raise NotFiniteError("A run on random tokens gives NaN or infinity", where(value.call))

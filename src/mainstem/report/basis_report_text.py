@@ -8,7 +8,8 @@ from mainstem.report.text import plural, visible_or
 
 def text_line(text: Mapping[str, Any]) -> str:
     """What was measured on."""
+    source = "" if text["source"] == text["name"] else f" ({visible_or(text['source'])})"
     return (
-        f"{visible_or(text['name'])} ({visible_or(text['source'])}): {plural(text['tokens'], 'token')} in "
+        f"{visible_or(text['name'])}{source}: {plural(text['tokens'], 'token')} in "
         f"{plural(text['windows'], 'window')} of {text['window']}, {text['stride']} apart"
     )

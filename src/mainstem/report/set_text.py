@@ -1,6 +1,6 @@
 """A command on many prompts in words: what its tables for the terminal and its page both say."""
 
-from mainstem.report.text import NOTHING, compact, halves_text, plural, shortened, visible, visible_or
+from mainstem.report.text import NOTHING, compact, count, halves_text, plural, shortened, visible, visible_or
 from mainstem.results.prompt_set import Mean, MeanRow, PromptRow, PromptSetReading
 
 TITLES = {
@@ -90,13 +90,17 @@ def own_text(row: PromptRow) -> str:
     """A prompt's own numbers in a line."""
     if row.failed is not None:
         return f"✗ {row.failed}"
-    numbers = [f"{quantity_text(name)} {compact(value)}" for name, value in row.found.items() if _is_number(value)]
+    numbers = [f"{quantity_text(name)} {_number(value)}" for name, value in row.found.items() if _is_number(value)]
     numbers += [
         f"{name} {compact(both['plain'])} → {compact(both['edited'])}"
         for name, both in row.found.get("probabilities", {}).items()
     ]
     verdict = row.found.get("verdict")
     return visible_or("; ".join([*numbers, *([verdict] if verdict else [])]))
+
+
+def _number(value: float) -> str:
+    return count(value) if isinstance(value, int) else compact(value)
 
 
 def _is_number(value: object) -> bool:
