@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mainstem.session import Model
 
 PER_RELATION = 10
-QUICK_PER_RELATION = 1
+QUICK_PER_RELATION = 2
 EXTRA = ("additive", "direct", "gradient", "integrated-gradients")
 """Scores that the published table does not have."""
 
@@ -46,7 +46,7 @@ def run(
 
     Args:
         model: the model, with its tokenizer.
-        quick: one prompt of each relation, without integrated gradients, and fewer draws of controls.
+        quick: two prompts of each relation, without integrated gradients, and fewer draws of controls.
         per_relation: how many prompts of each relation at most; 10 by default, 0 for all.
         report: receives a line of progress for each prompt.
 
