@@ -59,7 +59,7 @@ _ENTRIES = (
     _on_a_model("indirect-object", "which heads move the name in a sentence with two", "indirect_object", 90),
     _of_the_laboratory("induction", "when induction heads form, and in which models", "induction_training", 140, 800),
     _on_a_model("induction-in-the-wild", "which heads continue what was there before", "induction", 120, 250),
-    _on_a_model("knowledge", "which score finds the units that hold a fact, over six relations", "knowledge", 240),
+    _on_a_model("knowledge", "which score finds the units that hold a fact, over six relations", "knowledge", 330),
     _on_a_model("named-subspaces", "do subspaces hold the previous token and the subject", "named_subspaces", 40, 65),
     _on_a_model("outliers", "outlier features, and what int8 makes of them", "outliers", 330),
     _on_a_model("paris", "who says that Paris is a capital, and who that it is France's", "paris", 40),
