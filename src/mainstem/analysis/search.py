@@ -157,7 +157,8 @@ class IncreaseSearch:
             if not len(which):
                 continue
             log_p, gap = bases.read_anew(rows, vectors)
-            out[which, step] = log_p - bases.log_p[rows]
+            change = log_p - bases.log_p[rows]
+            out[which, step] = torch.where(vectors.any(-1), change, 0.0)  # what writes nothing changes nothing
             gaps[which] += gap
         return out, gaps
 
