@@ -118,7 +118,7 @@ def agrees(name: str, dtype: torch.dtype, data) -> None:
 
 
 def test_units_that_write_nothing_change_nothing_and_stand_in_the_order_of_addresses() -> None:
-    """Their rounding differs from one base to the next, so that two of them could stand on both sides of a tie's end."""
+    """Their rounding differs from one base to the next, and two could stand on both sides of a tie's end."""
     made = trace_of("gemma3_text", torch.float32).decompose("units")
     found = compare(made, targets(made, "contrast", 38), "frozen", 1_000_000, False)
     still = [f.unit for f in found.found if f.increase == 0]
