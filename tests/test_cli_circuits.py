@@ -33,6 +33,17 @@ def test_the_table_and_the_page_name_the_skip_trigram(run, tmp_path):  # noqa: F
     assert run("circuits", *ASKED, "--out", page)[0] == 0 and "</html>" in page.read_text()
 
 
+@pytest.mark.parametrize("words", [("--composition",), ("L1H2", "--composition", "--kind", "neuron")])
+def test_composition_as_table_and_page(run, tmp_path, words):  # noqa: F811
+    status, out, err = run("circuits", *words)
+    assert status == 0, err
+    assert "||R W||" in out and "random rotation" in out
+    page = tmp_path / "composition.html"
+    assert run("circuits", *words, "--out", page)[0] == 0
+    text = page.read_text()
+    assert "</html>" in text and "<svg" in text and "http://" not in text.replace("http://www.w3.org", "")
+
+
 def test_one_head_by_a_skip_trigram(run):  # noqa: F811
     status, out, err = run("circuits", "L1H2", *ASKED, "--format", "json")
     assert status == 0, err
