@@ -109,7 +109,9 @@ def test_tables_and_curves_name_every_skip_trigram():
 def test_the_quick_form_finds_what_was_planted(tmp_path):
     experiment = case.run(Settings(quick=True, folder=tmp_path))
     learned, read, example, forced, shown = experiment.claims
-    assert learned.finding == example.finding == forced.finding == shown.finding == "reproduced"
+    assert learned.finding == example.finding == shown.finding == "reproduced"
+    for name, shares in forced.values["shares"].items():  # more than to an output of any other source
+        assert shares[0] >= 0.5 and shares[0] > forced.values["null"][name][0]
     assert read.values["found"][0] >= 7 > read.values["before"][0]
     assert json.loads(as_json(experiment))["command"] == "reproduce skip-trigrams"
     assert "keep ... in" in as_html(experiment) and "reproduced" in as_text(experiment)
