@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from mainstem.experiments.outcome import Claim, ExperimentTable, finding
+from mainstem.experiments.spreads import percents
 
 SOURCE = "He et al. 2015, Deep Residual Learning for Image Recognition"
 PLAIN_20, PLAIN_56, RESIDUAL_20, RESIDUAL_56 = "plain-20", "plain-56", "residual-20", "residual-56"
@@ -91,8 +92,8 @@ def fitting_claim(runs: Runs) -> Claim:
         "It is not overfitting: the deeper plain network is worse on the images it is trained with.",
         SOURCE,
         "higher training error and, with it, higher test error",
-        f"training error of plain-20 {_percent(train[0])}, of plain-56 {_percent(train[1])}; "
-        f"test error {_percent(test[0])} and {_percent(test[1])}",
+        f"training error of plain-20 {percents(train[0])}, of plain-56 {percents(train[1])}; "
+        f"test error {percents(test[0])} and {percents(test[1])}",
         "overfitting would be a lower training error beside a higher test error",
         finding(underfits and _always(test[1], test[0]), partly=underfits),
         {"training": train, "test": test},
@@ -110,8 +111,8 @@ def shortcut_claim(runs: Runs) -> Claim:
         SOURCE,
         "test error on CIFAR-10 8.75 % with 20 layers, 6.97 % with 56",
         f"training loss of residual-20 {_listed(_losses(runs, RESIDUAL_20))}, of residual-56 {_listed(residual)}; "
-        f"test error {_percent([run.test_error for run in runs[RESIDUAL_20]])} and "
-        f"{_percent([run.test_error for run in runs[RESIDUAL_56]])}",
+        f"test error {percents([run.test_error for run in runs[RESIDUAL_20]])} and "
+        f"{percents([run.test_error for run in runs[RESIDUAL_56]])}",
         f"the same weights and batches without shortcuts: 36 layers more cost {_listed(costs[0])}, "
         f"with them {_listed(costs[1])}",
         finding(below and free, partly=below),
@@ -227,7 +228,3 @@ def _shares(gains: Sequence[tuple[float, float]]) -> str:
 def _listed(values: Sequence[float]) -> str:
     """A mean and, in brackets, the smallest and the largest."""
     return f"{fmean(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
-
-
-def _percent(values: Sequence[float]) -> str:
-    return f"{fmean(values):.1%} [{min(values):.1%}, {max(values):.1%}]"

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from mainstem.experiments.outcome import Claim, ExperimentTable, finding
+from mainstem.experiments.spreads import percents
 from mainstem.lab.two_tasks import TASKS
 
 SOURCE = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits"
@@ -242,7 +243,7 @@ def _accuracies(runs: Sequence[Run]) -> str:
     parts = []
     for own, other in (TASKS, TASKS[::-1]):
         kept, left = ([run.frozen[own][task] for run in runs] for task in (own, other))
-        parts.append(f"{own} frozen: {own} {_percent(kept)}, {other} {_percent(left)}")
+        parts.append(f"{own} frozen: {own} {percents(kept)}, {other} {percents(left)}")
     return "; ".join(parts)
 
 
@@ -250,7 +251,7 @@ def _accuracy_null(runs: Sequence[Run]) -> str:
     plain, drawn = ([value for run in runs for task in TASKS for value in of(run, task)] for of in (_plain, _drawn))
     chance = max(run.chance[task] for run in runs for task in TASKS)
     return (
-        f"nothing frozen {_percent(plain)}; random subspaces {_percent(drawn)}; the most frequent answer {chance:.1%}"
+        f"nothing frozen {percents(plain)}; random subspaces {percents(drawn)}; the most frequent answer {chance:.1%}"
     )
 
 
@@ -272,7 +273,3 @@ def _accuracy_values(runs: Sequence[Run]) -> dict[str, Any]:
 def _listed(values: Sequence[float]) -> str:
     """A mean and, in brackets, the smallest and the largest."""
     return f"{fmean(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
-
-
-def _percent(values: Sequence[float]) -> str:
-    return f"{fmean(values):.1%} [{min(values):.1%}, {max(values):.1%}]"
