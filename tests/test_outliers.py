@@ -12,6 +12,8 @@ from mainstem.analysis.outliers import Criterion, OutlierCounts, variance_rankin
 from mainstem.basis.kept_sections import Finished, KeptSections, identity
 from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.reference import reference
+from mainstem.causal.stream_points import StreamPoint
+from mainstem.causal.stream_statistics import PointOutliers, Rows, Seen
 from mainstem.errors import UsageError
 from mainstem.lab.texts import Text, open_text
 from mainstem.report import as_html, as_json, as_text
@@ -92,6 +94,22 @@ def test_counts_do_not_depend_on_batches():
         parts.add(0, part)
     assert whole.features(Criterion()) == parts.features(Criterion()) != []
     assert whole.values == int((x.abs() >= 6).sum())
+
+
+def test_what_is_counted_in_units_of_each_token_does_not_depend_on_what_chooses_the_columns():
+    x = torch.randn(300, WIDTH, generator=torch.Generator().manual_seed(4))
+    x[:, 3] *= 20
+    x[5] *= 1e4  # a token that is large as a whole
+    x[6] *= 1e-3
+    x[9] = 0  # has no units
+    scaled = x.double() / x.double().square().mean(1, keepdim=True).sqrt()
+    for magnitude in (1.0, 3.0, 5.0):
+        outliers = PointOutliers([StreamPoint("embed", "stream", 0, None)], "stream", magnitude, per_rms=True)
+        for firsts, part in ((1, x[:200]), (0, x[200:])):
+            index = torch.arange(len(part))
+            outliers.see(0, Seen(part, Rows((1, len(part)), index, firsts, index, index)))
+        assert torch.equal(outliers.counts.hits[0], (scaled.abs() >= magnitude).sum(0))
+        assert outliers.counts.values > 0 and int(outliers.counts.tokens[0]) == 300
 
 
 def test_quartiles_are_those_of_the_values_to_two_per_cent():

@@ -18,7 +18,7 @@ from mainstem.analysis.rotations import random_rotation
 from mainstem.basis.measuring import Watched, forward_of, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.reference import Reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointMoments, RotatedKurtosis, Rows, ThinnedKurtosis, watch
+from mainstem.causal.stream_statistics import PointMoments, RotatedKurtosis, Rows, Seen, ThinnedKurtosis, watch
 from mainstem.errors import NotFiniteError
 from mainstem.lab.texts import Text
 from mainstem.run.windows import windows
@@ -146,7 +146,7 @@ def test_vectors_without_differences_are_left_out_of_nulls_too(made, dtype):
 
     def seen(x):
         watcher, index = made(point), torch.arange(len(x))
-        watcher.see(0, x, Rows((1, len(x)), index, 1, index, index))
+        watcher.see(0, Seen(x, Rows((1, len(x)), index, 1, index, index)))
         return watcher
 
     whole, without = seen(x), seen(x[[0, 1, 2, 4, 5]])
@@ -163,8 +163,8 @@ def naive(model, points, cut):
     kept = [[] for _ in points]
 
     class Keep:
-        def see(self, number, x, rows):
-            kept[number].append(x.double())
+        def see(self, number, seen):
+            kept[number].append(seen.x.double())
 
     watch(model.module, forward_of(model), points, cut, [Keep()])
     return [torch.cat(parts) for parts in kept]

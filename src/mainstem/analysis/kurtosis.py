@@ -29,12 +29,11 @@ def token_kurtosis(
     """
     wide = x if x.dtype == torch.float64 else x.float()
     d_model = x.shape[1]
-    ones = torch.ones(d_model, dtype=wide.dtype, device=x.device)
-    squares = torch.sub(wide, (wide @ ones / d_model)[:, None], out=scratch)
-    squares.square_()
-    second = squares @ ones / d_model
+    centred = torch.sub(wide, wide.mean(1, keepdim=True), out=scratch)
+    second = torch.linalg.vector_norm(centred, dim=1).square() / d_model
     inverse = second.reciprocal()  # fourth powers of the vector itself leave the range of float32 much sooner
-    fourth = torch.linalg.vector_norm(squares.mul_(inverse[:, None]), dim=1).double().square() / d_model
+    squares = centred.square_().mul_(inverse[:, None])
+    fourth = torch.linalg.vector_norm(squares, dim=1).double().square() / d_model
     kurtosis = fourth / (second.double() * inverse.double()).square()
     least = (kurtosis < 1 + 1e-3).nonzero()[:, 0]  # what a rounded mean leaves of equal coordinates has a kurtosis of 1
     kurtosis[least] = kurtosis[least].masked_fill((x[least] == x[least, :1]).all(1), torch.nan)

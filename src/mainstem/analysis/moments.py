@@ -13,6 +13,9 @@ from torch import Tensor
 
 from mainstem.analysis.kurtosis import neuron_kurtosis, token_kurtosis
 
+ABOUT = 64
+"""Deviations are summed about the mean of so many vectors of a batch, so near the mean of all that little cancels."""
+
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -36,28 +39,40 @@ class Moments:
     largest: Float[Tensor, " d_model"]
 
     @classmethod
-    def of(cls, x: Float[Tensor, "token d_model"]) -> "Moments":
-        """Those of one batch; of none at all where it is empty."""
+    def of(
+        cls,
+        x: Float[Tensor, "token d_model"],
+        extremes: tuple[Float[Tensor, " d_model"], Float[Tensor, " d_model"]] | None = None,
+        scratch: Float[Tensor, "token d_model"] | None = None,
+    ) -> "Moments":
+        """Those of one batch; of none at all where it is empty.
+
+        Args:
+            x: vectors.
+            extremes: each coordinate's smallest and largest value, where they are known.
+            scratch: memory of the same size, in the dtype of the work, that is written over: fresh memory costs more
+                than what is computed in it.
+        """
         if not len(x):
             empty = torch.zeros(x.shape[1], dtype=torch.float64)
             return cls(0, 0, 0.0, empty, empty, empty + torch.inf, empty - torch.inf)
+        least, largest = extremes or (x.amin(0), x.amax(0))
         x = x if x.dtype == torch.float64 else x.float()
-        scratch = torch.empty_like(x)  # in place, because fresh memory costs more than what is computed in it
+        scratch = torch.empty_like(x) if scratch is None else scratch
         kurtosis = token_kurtosis(x, scratch)
         varied = ~kurtosis.isnan()
-        ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
-        about = ones @ x / len(x)
+        about = x[:: -(-len(x) // ABOUT)].mean(0)
         centred = torch.sub(x, about, out=scratch)
-        rest = (ones @ centred).double() / len(x)  # what rounding left in the mean
-        deviation = (ones @ centred.square_()).double() - len(x) * rest.square()
+        rest = centred.sum(0).double() / len(x)  # from there to the mean
+        deviation = centred.square_().sum(0).double() - len(x) * rest.square()
         return cls(
             len(x),
             int(varied.sum()),
             float(kurtosis.nan_to_num(0.0).sum()),
             (about.double() + rest).cpu(),
             deviation.clamp_min(0).cpu(),
-            x.amin(0).double().cpu(),
-            x.amax(0).double().cpu(),
+            least.double().cpu(),
+            largest.double().cpu(),
         )
 
     def __add__(self, other: "Moments") -> "Moments":

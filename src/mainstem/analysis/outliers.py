@@ -81,14 +81,29 @@ class OutlierCounts:
         self.classes: Int[Tensor, "d_model value"] = torch.zeros(width, 2 * CLASSES, dtype=torch.int64)
         self.tokens = torch.zeros(len(self.layers), dtype=torch.int64)
 
-    def add(self, place: int, x: Float[Tensor, "token d_model"]) -> None:
-        """Counts one batch of vectors at a place."""
+    def add(
+        self,
+        place: int,
+        x: Float[Tensor, "token d_model"],
+        magnitudes: Float[Tensor, " d_model"] | None = None,
+        scale: Float[Tensor, " token"] | None = None,
+    ) -> None:
+        """Counts one batch of vectors at a place.
+
+        Args:
+            place: which.
+            x: vectors.
+            magnitudes: each dimension's largest magnitude in `x`, where it is known.
+            scale: what each vector is multiplied by first.
+        """
         self.tokens[place] += len(x)
-        reached = torch.maximum(x.amax(0), -x.amin(0)) >= self.magnitude
-        dimensions = reached.nonzero()[:, 0]
+        magnitudes = torch.maximum(x.amax(0), -x.amin(0)) if magnitudes is None else magnitudes
+        largest_scale = 1.0 if scale is None else float(scale.max()) * (1 + 1e-3)  # no dimension is lost to rounding
+        dimensions = (magnitudes * largest_scale >= self.magnitude).nonzero()[:, 0]
         if not len(dimensions):
             return
         columns = x[:, dimensions].double()
+        columns = columns if scale is None else columns * scale[:, None]
         hit = columns.abs() >= self.magnitude
         dimensions = dimensions.cpu()
         self.hits[place, dimensions] += hit.sum(0).cpu()

@@ -7,6 +7,7 @@ first position of a window is shown apart, because in many models it is a sink w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -62,10 +63,47 @@ class Rows:
         return flat[self.index.to(flat.device)]
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One point's vectors in one batch, and what several watchers take from them.
+
+    Attributes:
+        x: the vectors of the counted tokens, those at first positions of windows in front.
+        rows: the tokens.
+    """
+
+    x: Float[Tensor, "token d_model"]
+    rows: Rows
+
+    @property
+    def firsts(self) -> Float[Tensor, "first d_model"]:
+        """Those at the first position of a window."""
+        return self.x[: self.rows.firsts]
+
+    @property
+    def rest(self) -> Float[Tensor, "rest d_model"]:
+        """The others."""
+        return self.x[self.rows.firsts :]
+
+    @cached_property
+    def extremes(self) -> tuple[Float[Tensor, " d_model"], Float[Tensor, " d_model"]]:
+        """Each coordinate's smallest and largest value among the others; there has to be one."""
+        return self.rest.amin(0), self.rest.amax(0)
+
+    @cached_property
+    def magnitudes(self) -> Float[Tensor, " d_model"]:
+        """Each coordinate's largest magnitude among all."""
+        if not len(self.rest):
+            return self.x.abs().amax(0)
+        least, largest = self.extremes
+        magnitudes = torch.maximum(largest, -least)
+        return torch.maximum(magnitudes, self.firsts.abs().amax(0)) if self.rows.firsts else magnitudes
+
+
 class Watcher(Protocol):
     """What measures points of the stream."""
 
-    def see(self, number: int, x: Float[Tensor, "token d_model"], rows: Rows) -> None:
+    def see(self, number: int, seen: Seen) -> None:
         """Point `number`'s vectors in one batch."""
         ...
 
@@ -98,9 +136,9 @@ def watch(
 
     def tap(number: int, point: StreamPoint):
         def see(x: Tensor) -> None:
-            chosen = state[-1].of_run(x)
+            seen = Seen(state[-1].of_run(x), state[-1])
             for watcher in watchers:
-                watcher.see(number, chosen, state[-1])
+                watcher.see(number, seen)
 
         return tap_at(point, see, lambda: state[-1].shape)
 
@@ -124,26 +162,32 @@ class PointMoments:
         self.rest: list[Moments | None] = [None] * len(points)
         self.first: list[Moments | None] = [None] * len(points)
         self.held: list[list[Tensor]] = [[] for _ in points]
+        self.scratch = torch.empty(0)
 
-    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+    def see(self, number: int, seen: Seen) -> None:
         """Adds one batch's; see `Watcher`.
 
         Raises:
             NotFiniteError: something in it is no finite number; names the point.
         """
-        if rows.firsts:
-            self.held[number].append(x[: rows.firsts].clone())
+        if len(seen.firsts):
+            self.held[number].append(seen.firsts.clone())
             if sum(len(part) for part in self.held[number]) >= self.FIRSTS:
                 self._add_firsts(number)
-        if len(x) > rows.firsts:
-            self._add(self.rest, number, x[rows.firsts :])
+        if len(seen.rest):
+            self._add(self.rest, number, Moments.of(seen.rest, seen.extremes, self._scratch_for(seen.rest)))
+
+    def _scratch_for(self, x: Tensor) -> Tensor:
+        if self.scratch.shape != x.shape or self.scratch.device != x.device:
+            self.scratch = torch.empty_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+        return self.scratch
 
     def _add_firsts(self, number: int) -> None:
-        self._add(self.first, number, torch.cat(self.held[number]))
+        self._add(self.first, number, Moments.of(torch.cat(self.held[number])))
         self.held[number].clear()
 
-    def _add(self, sums: list[Moments | None], number: int, x: Tensor) -> None:
-        made, known = Moments.of(x), sums[number]
+    def _add(self, sums: list[Moments | None], number: int, made: Moments) -> None:
+        known = sums[number]
         if not bool(torch.isfinite(made.magnitude).all()):
             raise NotFiniteError("A value of the stream is not finite", self.points[number].name)
         sums[number] = made if known is None else known + made
@@ -185,20 +229,24 @@ class PointOutliers:
         self.magnitude, self.per_rms = magnitude, per_rms
         self.counts: OutlierCounts | None = None
 
-    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+    def see(self, number: int, seen: Seen) -> None:
         """Counts one batch's; see `Watcher`."""
         if number not in self.numbers:
             return
+        x = seen.x
         if self.counts is None:
             layers = [self.layers[own] or 0 for own in self.numbers]
             self.counts = OutlierCounts(layers, x.shape[1], self.magnitude)
         if x.shape[1] != self.counts.hits.shape[1]:
             self.numbers, self.counts = [], None
             return
-        if self.per_rms:
-            wide = x if x.dtype == torch.float64 else x.float()
-            x = wide * (wide.shape[1] ** 0.5 / torch.linalg.vector_norm(wide, dim=1, keepdim=True))
-        self.counts.add(self.numbers.index(number), x)
+        self.counts.add(self.numbers.index(number), x, seen.magnitudes, inverse_rms(x) if self.per_rms else None)
+
+
+def inverse_rms(x: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
+    """One over each vector's root mean square; 0 for a vector of zeros."""
+    norms = torch.linalg.vector_norm(x if x.dtype == torch.float64 else x.float(), dim=1).double()
+    return torch.where(norms > 0, x.shape[1] ** 0.5 / norms, 0.0)
 
 
 class PointPeaks:
@@ -207,11 +255,11 @@ class PointPeaks:
     def __init__(self, points: Sequence[StreamPoint], criterion: MassiveCriterion) -> None:
         self.peaks = {number: Peaks(criterion) for number, point in enumerate(points) if point.kind == "stream"}
 
-    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+    def see(self, number: int, seen: Seen) -> None:
         """Adds one batch's; see `Watcher`."""
         if number in self.peaks:
-            length = rows.shape[1]
-            self.peaks[number].add(x, rows.ids, rows.places, rows.index // length, rows.index % length)
+            rows, length = seen.rows, seen.rows.shape[1]
+            self.peaks[number].add(seen.x, rows.ids, rows.places, rows.index // length, rows.index % length)
 
     def ratio(self, number: int) -> float | None:
         """The mean of the largest magnitude over the median one, where it was measured."""
@@ -228,9 +276,9 @@ class RotatedKurtosis:
         self.sums = torch.zeros(len(points), draws, dtype=torch.float64)
         self.tokens = torch.zeros(len(points), dtype=torch.int64)
 
-    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+    def see(self, number: int, seen: Seen) -> None:
         """Adds one batch's; see `Watcher`. First positions of windows and tokens that are all zero are left out."""
-        x = x[rows.firsts :]
+        x = seen.rest
         kept = x if x.dtype == torch.float64 else x.float()
         key = kept.dtype, kept.device
         if key not in self.cast:
@@ -255,10 +303,10 @@ class ThinnedKurtosis:
         self.sums = torch.zeros(len(self.dimensions), dtype=torch.float64)
         self.tokens = torch.zeros(len(self.dimensions), dtype=torch.int64)
 
-    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+    def see(self, number: int, seen: Seen) -> None:
         """Adds one batch's; see `Watcher`. Tokens whose other dimensions are all equal are left out."""
         left = self.dimensions[number]
-        x = x[rows.firsts :]
+        x = seen.rest
         kurtosis = token_kurtosis(torch.cat([x[:, :left], x[:, left + 1 :]], 1))
         self.sums[number] += kurtosis.nansum().cpu()
         self.tokens[number] += int((~kurtosis.isnan()).sum())

@@ -22,7 +22,7 @@ from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.quantising import quantiser_section, rotated_copy
 from mainstem.basis.reference import reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointOutliers, Rows, watch
+from mainstem.causal.stream_statistics import PointOutliers, Seen, watch
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.outliers_claims import Found, assemble
 from mainstem.run.windows import Windows
@@ -73,9 +73,9 @@ class _Turned:
     def __init__(self, counter: PointOutliers, rotation: Tensor) -> None:
         self.counter, self.rotation = counter, rotation
 
-    def see(self, number: int, x: Tensor, rows: Rows) -> None:
+    def see(self, number: int, seen: Seen) -> None:
         """One point's vectors; see `Watcher`."""
-        self.counter.see(number, x @ self.rotation.to(x), rows)
+        self.counter.see(number, Seen(seen.x @ self.rotation.to(seen.x), seen.rows))
 
 
 def turned_features(model: "Model", on: Windows) -> int:
