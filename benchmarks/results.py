@@ -52,7 +52,9 @@ def table(made: dict[str, Any]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A number with four digits, or words."""
+    """A number with four digits, an interval with its ends, or words."""
+    if isinstance(value, dict) and value.keys() == {"mean", "low", "high"}:
+        return f"{value['mean']:.4g} ({value['low']:.3g} to {value['high']:.3g})"
     return f"{value:.4g}" if isinstance(value, float) else str("–" if value is None else value).replace("|", "\\|")
 
 

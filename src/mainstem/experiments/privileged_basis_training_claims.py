@@ -121,19 +121,19 @@ def independent(runs: Runs) -> Claim:
 
 def losses(runs: Runs) -> Claim:
     """Whether rotated models are as good, within what a seed changes."""
-    ends = {name: runs.ends(name) for name in (BASELINE, SHARED, INDEPENDENT)}
-    means = {name: sum(values) / len(values) for name, values in ends.items()}
-    width = {name: max(values) - min(values) for name, values in ends.items()}
+    steps, after = runs.losses(BASELINE, SHARED, INDEPENDENT)
+    means = {name: sum(values) / len(values) for name, values in after.items()}
+    width = {name: max(values) - min(values) for name, values in after.items()}
     same = [abs(means[name] - means[BASELINE]) <= max(width[name], width[BASELINE]) for name in (SHARED, INDEPENDENT)]
-    several = len(ends[BASELINE]) > 1
+    several = len(after[BASELINE]) > 1
     return Claim(
         "Rotated models reach the loss of the baseline.",
         PAPER,
         "the same within a billion tokens",
-        "at the end " + ", ".join(f"{name} {value:.3f}" for name, value in means.items()),
+        f"after {steps} steps " + ", ".join(f"{name} {value:.3f}" for name, value in means.items()),
         f"seeds of the baseline are {width[BASELINE]:.3f} apart" if several else "one seed: no spread to compare with",
         finding(all(same), any(same)) if several else "measured",
-        {name: values for name, values in ends.items()},
+        dict(after),
     )
 
 

@@ -55,9 +55,14 @@ class Runs:
         rows = [passing(record["rows"], TARGET) for record in records]
         return [excess(row, where) for row in rows if row is not None]
 
-    def ends(self, name: str) -> list[float]:
-        """The loss at the end, of each seed."""
-        return [record["rows"][-1]["loss"] for record in self.found[name, self.width]]
+    def losses(self, *names: str) -> tuple[int, dict[str, list[float]]]:
+        """The steps that all of some arms took, and each arm's loss after them, of each seed."""
+        records = {name: self.found[name, self.width] for name in names}
+        steps = int(min(record["rows"][-1]["step"] for made in records.values() for record in made))
+        return steps, {
+            name: [next(row["loss"] for row in record["rows"] if row["step"] == steps) for record in made]
+            for name, made in records.items()
+        }
 
 
 def passing(rows: Sequence[Mapping[str, float]], target: float) -> dict[str, float] | None:
