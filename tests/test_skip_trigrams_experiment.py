@@ -99,8 +99,8 @@ def test_the_table_is_what_the_model_predicts_where_all_others_are_alike():
 
 
 def test_tables_and_curves_name_every_skip_trigram():
-    read, named = tables([made()], [made()])
-    assert {row[2] for row in read.rows} >= set(PLANTED_NAMES)
+    read, named = tables([made()], [made()], [7])
+    assert {row[2] for row in read.rows} >= set(PLANTED_NAMES) and {row[0] for row in read.rows} == {7}
     assert {row[1] for row in named.rows} == set(NAMES)
     assert set(curves({"planted": [made()], "crossed": [made()]}, [3]).lines) == {"planted, seed 3", "crossed, seed 3"}
 

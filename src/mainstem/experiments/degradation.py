@@ -118,14 +118,13 @@ def run(settings: Settings, images: Images | None = None, form: Form | None = No
     form = form or (QUICK if settings.quick else FULL)
     seeds = settings.seed_list(quick=1, full=3)
     names = [name for name in ARMS if name != TRIPLE or not settings.quick]
-    kept: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for seed in seeds:
-        for name in names:
-            settings.report(f"{name}, seed {seed} ...")
-            label = f"{images.name}-{form}-{name}-seed-{seed}".replace(" ", "-")
-            made = settings.kept(label, lambda arm=ARMS[name], seed=seed: trained(arm, seed, images, form, settings))
-            kept[name].append(made)
-    runs = {name: [Run(**made) for made in found] for name, found in kept.items()}
+    found = settings.each(
+        names,
+        seeds,
+        lambda name, seed: trained(ARMS[name], seed, images, form, settings),
+        label=lambda name: f"{images.name}-{form}-{name}",
+    )
+    runs = {name: [Run(**made) for made in kept] for name, kept in found.items()}
     vanishing = [_vanishing(seed, images, form) for seed in seeds]
     return Experiment(
         name="degradation",

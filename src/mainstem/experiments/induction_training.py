@@ -67,13 +67,8 @@ def run(settings: Settings) -> Experiment:
         DivergedError: a loss became infinite.
     """
     seeds = settings.seed_list(quick=1, full=3)
-    runs: dict[str, list[Run]] = {arm: [] for arm in ARMS}
-    for seed in seeds:
-        for arm in ARMS:
-            settings.report(f"{arm}, seed {seed} ...")
-            name = f"{arm}-seed-{seed}".replace(",", "").replace(" ", "-")
-            made = settings.kept(name, lambda arm=arm, seed=seed: trained(arm, seed, settings))
-            runs[arm].append(Run(**made))
+    found = settings.each(ARMS, seeds, lambda arm, seed: trained(arm, seed, settings))
+    runs = {arm: [Run(**made) for made in kept] for arm, kept in found.items()}
     text = RepeatedBigrams(D_VOCAB, LENGTH, BATCH, SEGMENT)
     return Experiment(
         name="induction",

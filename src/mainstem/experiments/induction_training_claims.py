@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mainstem.experiments.outcome import Claim, Curves, ExperimentTable, finding
+from mainstem.experiments.spreads import percent_span, span
 
 OLSSON = "Olsson et al., In-context Learning and Induction Heads, 2022"
 ELHAGE = "Elhage et al., A Mathematical Framework for Transformer Circuits, 2021"
@@ -89,7 +90,7 @@ def claims(runs: Runs) -> list[Claim]:
             "The loss on repeats falls in the window in which induction heads form",
             "all of the bump in the loss",
             0.5,
-            f"where nothing is repeated it ends at {_range([run.values('unrepeated')[-1] for run in two])} nats",
+            f"where nothing is repeated it ends at {span([run.values('unrepeated')[-1] for run in two])} nats",
         ),
         falls_inside(
             two,
@@ -97,7 +98,7 @@ def claims(runs: Runs) -> list[Claim]:
             "In-context learning comes about in that window",
             "more than 75 %",
             0.75,
-            f"with one layer it ends at {_range([run.values('in_context')[-1] for run in one])} nats",
+            f"with one layer it ends at {span([run.values('in_context')[-1] for run in one])} nats",
         ),
         smears(smeared, one),
         composes([run.composed for run in two if run.composed is not None]),
@@ -117,8 +118,8 @@ def forms(two: Sequence[Run], one: Sequence[Run]) -> Claim:
         claim="Two layers of attention form induction heads, one does not",
         source=OLSSON,
         published="in two layers and more, within a short window; not in one",
-        measured=f"best prefix-matching score from {_range(start)} to {_range(end)}; window in steps {spans}",
-        null=f"one layer, the best at any time {_range(null)}",
+        measured=f"best prefix-matching score from {span(start)} to {span(end)}; window in steps {spans}",
+        null=f"one layer, the best at any time {span(null)}",
         finding=finding(holds, partly),
         values={"start": start, "end": end, "one layer": null},
     )
@@ -134,9 +135,9 @@ def falls_inside(runs: Sequence[Run], name: str, claim: str, published: str, wan
         claim=claim,
         source=OLSSON,
         published=published,
-        measured=f"{_percent(inside)} of the whole fall, from {_range([run.values(name)[0] for run in runs])} to "
-        f"{_range([run.values(name)[-1] for run in runs])} nats",
-        null=f"the window is {_percent(shares)} of the steps; {more}",
+        measured=f"{percent_span(inside)} of the whole fall, from {span([run.values(name)[0] for run in runs])} to "
+        f"{span([run.values(name)[-1] for run in runs])} nats",
+        null=f"the window is {percent_span(shares)} of the steps; {more}",
         finding=finding(holds, partly),
         values={"inside": inside, "share of the steps": shares},
     )
@@ -149,8 +150,8 @@ def smears(smeared: Sequence[Run], one: Sequence[Run]) -> Claim:
         claim="With smeared keys one layer of attention forms induction heads",
         source=OLSSON,
         published="with smeared keys one-layer models show the change, too",
-        measured=f"best prefix-matching score {_range(own)}",
-        null=f"with plain keys {_range(null)}",
+        measured=f"best prefix-matching score {span(own)}",
+        null=f"with plain keys {span(null)}",
         finding=finding(min(own) >= HIGH, min(own) >= 3 * max(null)),
         values={"smeared": own, "plain": null},
     )
@@ -166,9 +167,9 @@ def composes(found: Sequence[Mapping[str, Any]]) -> Claim:
         claim="Induction heads read the previous-token head by their keys (K-composition)",
         source=ELHAGE,
         published="the one strong composition of a two-layer model",
-        measured=f"{pairs}: {_range(own)} standard deviations of a random rotation; by queries, by values and of other "
-        f"heads at most {_range(others)}",
-        null=f"the same heads before training {_range(before)}",
+        measured=f"{pairs}: {span(own)} standard deviations of a random rotation; by queries, by values and of other "
+        f"heads at most {span(others)}",
+        null=f"the same heads before training {span(before)}",
         finding=finding(holds, min(own) > 3),
         values={"k": own, "others": others, "before": before},
     )
@@ -187,8 +188,8 @@ def removed(found: Sequence[Mapping[str, Any] | None]) -> Claim:
         claim="Without its induction heads a model loses what it learns from repetition",
         source=OLSSON,
         published="in small models in-context learning falls when they are knocked out",
-        measured=f"without {heads}: {_percent(lost)} of the gain on second copies is lost",
-        null=f"without as many random heads of the same layer at most {_percent(null)}",
+        measured=f"without {heads}: {percent_span(lost)} of the gain on second copies is lost",
+        null=f"without as many random heads of the same layer at most {percent_span(null)}",
         finding=finding(holds, partly),
         values={"lost": lost, "random": null},
     )
@@ -230,17 +231,3 @@ def curves(runs: Runs, seeds: Sequence[int]) -> list[Curves]:
         )
         for name, title, caption, unit in shown
     ]
-
-
-def _range(values: Sequence[float]) -> str:
-    if not values:
-        return "none"
-    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _percent(values: Sequence[float]) -> str:
-    if not values:
-        return "none"
-    low, high = f"{min(values):.0%}".replace("%", " %"), f"{max(values):.0%}".replace("%", " %")
-    return low if low == high else f"{low} to {high}"

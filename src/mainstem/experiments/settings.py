@@ -3,9 +3,7 @@
 Such an experiment is a function `run(settings) -> Experiment` that trains one model for each arm and seed:
 
     seeds = settings.seed_list(quick=1, full=3)
-    for seed in seeds:
-        for arm in arms:
-            values = settings.kept(f"{arm}-seed-{seed}", lambda arm=arm, seed=seed: trained(arm, seed, settings))
+    found = settings.each(arms, seeds, lambda arm, seed: trained(arm, seed, settings))
     return Experiment(..., provenance=settings.provenance(seeds), model={"name": "..."}, ...)
 
 What is kept is used again by a later run of the same form (quick or full), device, sources and versions; a name has
@@ -13,14 +11,16 @@ to say all else that the result depends on, and so holds arm and seed. Training 
 one number of threads; elsewhere sums are rounded otherwise, which is why machine and threads are said with the result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mainstem.experiments.kept import Kept, kept
 from mainstem.experiments.outcome import ExperimentProvenance
 from mainstem.experiments.provenance import trained, versions
+
+Arm = TypeVar("Arm", bound=Hashable)
 
 
 @dataclass
@@ -71,6 +71,29 @@ class Settings:
         one = kept(folder, name, {"form": self.form, "device": self.device, **versions()}, make, self.report)
         self.done.append(one)
         return one.values
+
+    def each(
+        self,
+        arms: Iterable[Arm],
+        seeds: Sequence[int],
+        make: Callable[[Arm, int], dict[str, Any]],
+        label: Callable[[Arm], str] = str,
+    ) -> dict[Arm, list[dict[str, Any]]]:
+        """Every arm's finished results, seed by seed; all arms of a seed are made before the next seed's.
+
+        Args:
+            arms: what is compared.
+            seeds: of each.
+            make: makes one result: see `kept`.
+            label: an arm in words; with the seed it has to say all that the result depends on.
+        """
+        found: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in arms}
+        for seed in seeds:
+            for arm, results in found.items():
+                self.report(f"{label(arm)}, seed {seed} ...")
+                name = f"{label(arm)}-seed-{seed}".replace(",", "").replace(" ", "-")
+                results.append(self.kept(name, lambda arm=arm, seed=seed: make(arm, seed)))
+        return found
 
     def provenance(self, seeds: list[int]) -> ExperimentProvenance:
         """Versions, seeds, machine and date, for the result; call it when everything is done."""

@@ -70,12 +70,8 @@ def run(settings: Settings) -> Experiment:
         DivergedError: a loss became infinite.
     """
     seeds = settings.seed_list(quick=1, full=3)
-    runs: dict[str, list[Run]] = {arm: [] for arm in ARMS}
-    for seed in seeds:
-        for arm in ARMS:
-            settings.report(f"{arm}, seed {seed} ...")
-            made = settings.kept(f"{arm}-seed-{seed}", lambda arm=arm, seed=seed: trained(ARMS[arm], seed, settings))
-            runs[arm].append(Run(**made))
+    found = settings.each(ARMS, seeds, lambda arm, seed: trained(ARMS[arm], seed, settings))
+    runs = {arm: [Run(**made) for made in kept] for arm, kept in found.items()}
     return Experiment(
         name="skip-trigrams",
         title="Skip trigrams",
@@ -83,7 +79,7 @@ def run(settings: Settings) -> Experiment:
         provenance=settings.provenance(seeds),
         model={"name": "one layer of attention, four heads, d_model 64, no norms and no positions"},
         claims=claims(runs["planted"], runs["crossed"]),
-        tables=tables(runs["planted"], runs["crossed"]),
+        tables=tables(runs["planted"], runs["crossed"], seeds),
         figures=[curves(runs, seeds)],
         notes=[
             f"{STEPS} steps of AdamW at {LEARNING_RATE:g}, batches of 64 sequences of 24 words.",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mainstem.experiments.outcome import Claim, Curves, ExperimentTable, finding
+from mainstem.experiments.spreads import span
 from mainstem.lab.skip_trigrams import FORCED, PLANTED
 
 ELHAGE = "Elhage et al., A Mathematical Framework for Transformer Circuits, 2021"
@@ -79,8 +80,8 @@ def learned(runs: Sequence[Run]) -> Claim:
         claim="A model of one attention layer learns skip trigrams",
         source=ELHAGE,
         published="found in one-layer models of text",
-        measured=f"probability of the planted outputs {_range(own)}",
-        null=f"with other sources {_range(null)}",
+        measured=f"probability of the planted outputs {span(own)}",
+        null=f"with other sources {span(null)}",
         finding=finding(holds, partly),
         values={"learned": own, "with other sources": null},
     )
@@ -96,9 +97,9 @@ def read_off(runs: Sequence[Run]) -> Claim:
         claim="They are read off the QK and OV circuits, and nothing else is",
         source=ELHAGE,
         published="the largest entries of both circuits are skip trigrams that make sense",
-        measured=f"{_range(found)} of the {count} of the largest increase are planted, by {min(least):.2f} or more; no "
+        measured=f"{span(found)} of the {count} of the largest increase are planted, by {min(least):.2f} or more; no "
         f"other has more than {value:.2f} ({name})",
-        null=f"before training {_range(before)} of {count}",
+        null=f"before training {span(before)} of {count}",
         finding=finding(min(found) == count and max(before) == 0, min(found) >= count - 2),
         values={"found": found, "before": before, "others": others, "least": least},
     )
@@ -114,8 +115,8 @@ def seed_example(runs: Sequence[Run]) -> Claim:
         source=ELHAGE,
         published="an example of a head that copies",
         measured=f"among the first {len(PLANTED_NAMES)} by the circuits in {sum(first)} of {len(runs)} models; its "
-        f"probability in running text {_range(own)}",
-        null=f"with other sources for `perfect` {_range(null)}",
+        f"probability in running text {span(own)}",
+        null=f"with other sources for `perfect` {span(null)}",
         finding=finding(speaks and all(first), speaks),
         values={"first": first, "spoken": own, "unspoken": null},
     )
@@ -134,8 +135,8 @@ def forced(runs: Sequence[Run]) -> Claim:
         source=ELHAGE,
         published="a head that increases the first two must increase the others",
         measured="heads add to the logit of what is forced, over that of what is planted: "
-        + "; ".join(f"{name} {_range(values)}" for name, values in own.items()),
-        null="to an output of another source at most " + "; ".join(_range(values) for values in null.values()),
+        + "; ".join(f"{name} {span(values)}" for name, values in own.items()),
+        null="to an output of another source at most " + "; ".join(span(values) for values in null.values()),
         finding=finding(all(holds), any(holds)),
         values={"shares": own, "null": null},
     )
@@ -151,26 +152,26 @@ def shown(crossed: Sequence[Run], planted: Sequence[Run]) -> Claim:
         claim="The bug shows in predictions where the direct path cannot repair it",
         source=ELHAGE,
         published="an example of a bug of one-layer models of text",
-        measured="probability " + "; ".join(f"{name} {_range(values)}" for name, values in own.items()),
-        null=f"with other sources for `keep` {'; '.join(_range(values) for values in null.values())}; where the direct "
-        f"path can repair it {_range(repaired)}",
+        measured="probability " + "; ".join(f"{name} {span(values)}" for name, values in own.items()),
+        null=f"with other sources for `keep` {'; '.join(span(values) for values in null.values())}; where the direct "
+        f"path can repair it {span(repaired)}",
         finding=finding(all(holds), any(holds)),
         values={"spoken": own, "unspoken": null, "repaired": repaired},
     )
 
 
-def tables(planted: Sequence[Run], crossed: Sequence[Run]) -> list[ExperimentTable]:
+def tables(planted: Sequence[Run], crossed: Sequence[Run], seeds: Sequence[int]) -> list[ExperimentTable]:
     """What the circuits name, and every planted and forced skip trigram."""
     read = [
         [seed, rank, name, value, "planted" if name in PLANTED_NAMES else ""]
-        for seed, run in enumerate(planted)
+        for seed, run in zip(seeds, planted, strict=True)
         for rank, (name, value) in enumerate(run.read[: len(PLANTED_NAMES) + 2], 1)
     ]
     return [
         ExperimentTable(
             "Skip trigrams of the largest increase by the circuits",
             "increase of the output's probability by the source, from the weights alone",
-            ["model", "rank", "skip trigram", "increase", "planted"],
+            ["seed", "rank", "skip trigram", "increase", "planted"],
             read,
         ),
         ExperimentTable(
@@ -205,10 +206,3 @@ def curves(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> Curves:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    if isinstance(low, int):
-        return f"{low}" if low == high else f"{low} to {high}"
-    return f"{low:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g} to {high:.2g}"

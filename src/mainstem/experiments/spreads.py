@@ -7,3 +7,16 @@ from statistics import fmean
 def percents(values: Sequence[float]) -> str:
     """The mean, the smallest and the largest, in percent."""
     return f"{fmean(values):.1%} [{min(values):.1%}, {max(values):.1%}]"
+
+
+def span(values: Sequence[float], form: str = ".2g") -> str:
+    """The smallest and the largest, or the one that all are: whole numbers as they are, others in a format."""
+    if not values:
+        return "none"
+    words = [str(value) if isinstance(value, int) else format(value, form) for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(words))
+
+
+def percent_span(values: Sequence[float]) -> str:
+    """The same in whole percents."""
+    return span(values, ".0%").replace("%", " %")

@@ -90,13 +90,10 @@ def run(settings: Settings) -> Experiment:
         settings: how; quick has one seed, full three.
     """
     seeds = settings.seed_list(quick=1, full=3)
-    runs: dict[str, list[Run]] = {way: [] for way in WAYS}
-    for seed in seeds:
-        for way in WAYS:
-            settings.report(f"{way}, seed {seed} ...")
-            label = f"{way}-{STEPS}-steps-seed-{seed}".replace(" ", "-")
-            made = settings.kept(label, lambda way=way, seed=seed: trained(way, seed, settings))
-            runs[way].append(Run.of(made))
+    found = settings.each(
+        WAYS, seeds, lambda way, seed: trained(way, seed, settings), label=lambda way: f"{way}-{STEPS}-steps"
+    )
+    runs = {way: [Run.of(made) for made in kept] for way, kept in found.items()}
     lines = {
         f"{way}, seed {seed}": [(float(step), loss) for step, loss in enumerate(one.losses, 1)]
         for way, found in runs.items()
