@@ -35,7 +35,7 @@ class Laboratory(ModuleType):
 
     def run(self, settings: Settings) -> Experiment:
         seeds = settings.seed_list(quick=2, full=3)
-        values = [settings.kept(f"arm-seed-{seed}", lambda seed=seed: self.unit(seed)) for seed in seeds]
+        values = settings.each(["arm"], seeds, lambda arm, seed: self.unit(seed))["arm"]
         worst = max(one["loss"] for one in values)
         claim = Claim("The loss is small.", "nobody", "small", f"{worst}", "1", finding(self.holds), {"of": values})
         model = {"name": "made-up networks"}
