@@ -174,6 +174,17 @@ def test_an_edit_without_effect_is_said(run):  # noqa: F811
     assert "unchanged" not in [w["code"] for w in json.loads(run(*STEER, "-f", "json")[1])["warnings"]]
 
 
+@pytest.mark.parametrize("place", [0, 3])
+def test_an_edit_of_a_place_that_no_run_had_is_said_beside_one_that_works(run, place):  # noqa: F811
+    """Of a prompt of n tokens and 3 written ones, the runs have n + 2 positions."""
+    last = len(json.loads(run(*STEER, "-f", "json")[1])["prompt"]["ids"]) + 1
+    edits = ("--edit", "zero L0.mlp", "--edit", f"knockout L1H2 {last + place}")
+    warnings = json.loads(run("steer", PROMPT, *edits, "--tokens", "3", "-f", "json")[1])["warnings"]
+    missed = [(warning["value"], warning["text"]) for warning in warnings if warning["code"] == "missed"]
+    assert [value for value, _ in missed] == ([last + place] if place else [])
+    assert all(f"`knockout L1H2 {last + place}`" in text for _, text in missed)
+
+
 def test_temperature_draws_by_the_seed(run):  # noqa: F811
     def written(seed):
         out = run(*STEER, "--temperature", "1.5", "--tokens", "12", "--seed", seed, "-f", "json")[1]

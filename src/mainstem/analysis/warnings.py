@@ -163,6 +163,14 @@ def unchanged_warning() -> list[Warning]:
     ]
 
 
+def missed_warning(edit: str, places: Sequence[int]) -> list[Warning]:
+    """An edit that names positions that no run had."""
+    if not places:
+        return []
+    where = f"position{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}"
+    return [Warning("missed", f"the edit `{edit}` changed nothing at {where}: no run was that long.", float(places[0]))]
+
+
 def window_warning(text: str, layers: int) -> list[Warning]:
     """Windows of layers overlap."""
     return [Warning("window", text, float(layers))]

@@ -193,17 +193,17 @@ class _Passes:
     def warn(self, edits: Sequence[Edit]) -> None:
         """Says which edits named positions that no run had, as destinations or as sources."""
         for edit in edits if self.count else ():
-            missed = [place for place in _places(edit) if place >= self.longest]
+            missed = missed_places(edit, self.longest)
             if missed:
                 warnings.warn(f"The edit of {edit.at} changed nothing at {missed}: no run had that", stacklevel=5)
 
 
-def _places(edit: Edit) -> list[int]:
-    """The positions that an edit names by number."""
+def missed_places(edit: Edit, positions: int) -> list[int]:
+    """The positions that an edit names by number, as destinations or as sources, and that no run of so many had."""
     source = edit.at.unit.source if edit.at.unit is not None else None
     sources = edit.method.sources if isinstance(edit.method, Knockout) else (source,)
     own = edit.positions if isinstance(edit.positions, tuple) else ()
-    return [place for place in (*own, *sources) if place is not None]
+    return [place for place in (*own, *sources) if place is not None and place >= positions]
 
 
 def _length(cache: Any, came: int) -> int:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis import warnings as warn
-from mainstem.causal.edited import unedited
+from mainstem.causal.edited import missed_places, unedited
 from mainstem.causal.edits import Edit
 from mainstem.errors import MainstemError, NotFiniteError, PromptError, UsageError
 from mainstem.intervene.intervening import one_prompt
@@ -102,6 +102,8 @@ def compare(
     found = warn.chat_warning(bool(getattr(model.tokenizer, "chat_template", None)), chat)
     if edits and plain.log_probabilities == changed.log_probabilities:
         found += warn.unchanged_warning()
+    ran = ids.shape[1] + len(changed.ids) - 1  # the last written token is read by no run
+    found += [one for edit in edits for one in warn.missed_warning(described(edit), missed_places(edit, ran))]
     texts = [continuations] if isinstance(continuations, str) else continuations
     likelihoods = [_likelihood(model, ids, text, edits) for text in texts]
     return Compared(
