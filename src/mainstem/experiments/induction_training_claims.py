@@ -118,7 +118,7 @@ def forms(two: Sequence[Run], one: Sequence[Run]) -> Claim:
         claim="Two layers of attention form induction heads, one does not",
         source=OLSSON,
         published="in two layers and more, within a short window; not in one",
-        measured=f"best prefix-matching score from {span(start)} to {span(end)}; window in steps {spans}",
+        measured=f"best prefix-matching score {span(end)} at the end, {span(start)} at the start; window in steps {spans}",
         null=f"one layer, the best at any time {span(null)}",
         finding=finding(holds, partly),
         values={"start": start, "end": end, "one layer": null},
@@ -135,8 +135,8 @@ def falls_inside(runs: Sequence[Run], name: str, claim: str, published: str, wan
         claim=claim,
         source=OLSSON,
         published=published,
-        measured=f"{percent_span(inside)} of the whole fall, from {span([run.values(name)[0] for run in runs])} to "
-        f"{span([run.values(name)[-1] for run in runs])} nats",
+        measured=f"{percent_span(inside)} of the whole fall; {span([run.values(name)[-1] for run in runs])} nats at the "
+        f"end, {span([run.values(name)[0] for run in runs])} at the start",
         null=f"the window is {percent_span(shares)} of the steps; {more}",
         finding=finding(holds, partly),
         values={"inside": inside, "share of the steps": shares},
