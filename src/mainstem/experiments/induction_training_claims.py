@@ -118,7 +118,7 @@ def forms(two: Sequence[Run], one: Sequence[Run]) -> Claim:
         claim="Two layers of attention form induction heads, one does not",
         source=OLSSON,
         published="in two layers and more, within a short window; not in one",
-        measured=f"best prefix-matching score {span(end)} at the end, {span(start)} at the start; window in steps {spans}",
+        measured=f"best prefix-matching score {span(end)}, {span(start)} at the start; window in steps {spans}",
         null=f"one layer, the best at any time {span(null)}",
         finding=finding(holds, partly),
         values={"start": start, "end": end, "one layer": null},
@@ -131,12 +131,12 @@ def falls_inside(runs: Sequence[Run], name: str, claim: str, published: str, wan
     shares = [run.window.share if run.window else 1.0 for run in runs]
     holds = all(part >= wanted and part >= 2 * share for part, share in zip(inside, shares, strict=True))
     partly = all(part > share for part, share in zip(inside, shares, strict=True))
+    first, last = ([run.values(name)[place] for run in runs] for place in (0, -1))
     return Claim(
         claim=claim,
         source=OLSSON,
         published=published,
-        measured=f"{percent_span(inside)} of the whole fall; {span([run.values(name)[-1] for run in runs])} nats at the "
-        f"end, {span([run.values(name)[0] for run in runs])} at the start",
+        measured=f"{percent_span(inside)} of the whole fall; at the end {span(last)} nats, at the start {span(first)}",
         null=f"the window is {percent_span(shares)} of the steps; {more}",
         finding=finding(holds, partly),
         values={"inside": inside, "share of the steps": shares},
