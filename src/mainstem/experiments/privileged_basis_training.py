@@ -10,9 +10,9 @@ He et al. 2024 report smaller tails under SGD, in other models and not at the sa
 Method. A decoder of three blocks is trained on the shipped texts as 512 byte pairs, one model for each arm (norm,
 optimiser, rotation) and seed. Every 50 steps, on the same held-out windows: the loss; the kurtosis of a token over its
 coordinates, averaged over tokens (the first of a window left out), of the stream after each sublayer, and of what each
-MLP's first matrix reads, in the basis in which it reads it. Arms are compared at the
-same held-out loss, TARGET, between the two measurements where they first pass it, because kurtosis grows along the
-training and a slow optimiser would otherwise look clean. An arm that does not pass it is said not to.
+MLP's first matrix reads, in the basis in which it reads it. Arms are compared at the same held-out loss, TARGET,
+between the two measurements where they first pass it, because kurtosis grows along the training and a slow optimiser
+would otherwise look clean. An arm that does not pass it is said not to.
 
 Null. The same vectors after ten random rotations: what is reported is the excess over their mean. And an arm that
 cannot have a privileged basis: under SGD with a single-gain RMSNorm, rotating the stream of the first weights rotates
@@ -24,7 +24,9 @@ before the first MLP the stream is the embedding and means of it, and no arm has
 Settings were looked for on seeds 0, 1 and 100, so that there is something to explain: Adam's tails grow with its rate
 and shrink with the warm-up. With a single gain, seed 1, they are +0.9 at the target after a warm-up of 100 steps, +1.2
 after 50, +1.5 after 60 and +4.9 after 40; at a rate of 0.001, seed 0, there are none. Those of SGD and ortho_adam
-stayed within 0.15 of none.
+stayed within 0.15 of none. The target was 3.9 then. Seeds 2 to 4 showed that a third of the models of Adam do not reach
+it within 400 steps and none under independent rotations, which is why it is 4.1 now, and training longer. RMSProp's
+rate was looked for on seed 1: at 2e-4 its tails are +0.3, at 3e-4 +11, at 5e-4 and more it does not reach the target.
 
 Rules, fixed before the runs that are reported:
 
@@ -59,7 +61,7 @@ from mainstem.lab.decoder import Block, Decoder, decoder
 from mainstem.lab.decoder_config import DecoderConfig, Norm, Rotation
 from mainstem.lab.training import Recipe, Training, next_token_loss, train
 
-WIDTH, STEPS, FEW, WARMUP, EVERY = 128, 600, 300, 40, 50
+WIDTH, STEPS, FEW, WARMUP, EVERY = 128, 600, 250, 40, 50
 """FEW: the steps of Muon, which needs fewer to the loss of the comparison, and ten times as long for each on a CPU."""
 
 
@@ -82,7 +84,7 @@ class Arm:
     steps: int = STEPS
 
 
-ADAM, LOW, SGD = 8e-3, 1e-3, 0.3
+ADAM, LOW, RMSPROP, SGD = 8e-3, 1e-3, 3e-4, 0.3
 """Learning rates: Adam's is high, because tails grow with it (He et al. 2024), and one arm has a low one."""
 
 ARMS = {
@@ -97,7 +99,7 @@ ARMS = {
     "sgd": Arm("layer", "sgd", SGD),
     "ortho_adam": Arm("layer", "ortho_adam", ADAM),
     "adam, single gain, low rate": Arm("rms_single", "adam", LOW),
-    "rmsprop, single gain": Arm("rms_single", "rmsprop", LOW),
+    "rmsprop, single gain": Arm("rms_single", "rmsprop", RMSPROP),
     "muon, single gain": Arm("rms_single", "muon", ADAM, steps=FEW),
 }
 """The arms, those that decide first; the quick form runs the first five."""
