@@ -11,7 +11,7 @@ from mainstem.errors import UsageError
 from mainstem.experiments import degradation
 from mainstem.experiments import degradation_claims as case
 from mainstem.experiments.degradation_claims import PLAIN_20, PLAIN_56, RESIDUAL_20, RESIDUAL_56, SINGLE, TRIPLE, Run
-from mainstem.experiments.degradation_figures import figures
+from mainstem.experiments.degradation_figures import figures, gradients
 from mainstem.experiments.settings import Settings
 from mainstem.lab.images import Images
 from mainstem.report import as_html, as_json, as_text
@@ -142,6 +142,18 @@ def test_without_a_gain_of_two_layers_nothing_is_said_of_one_or_three() -> None:
     assert case.triple_claim(worse).finding == "not reproduced"
 
 
+def test_one_seed_must_be_clearly_above_another() -> None:
+    runs = as_published(PLAIN_56=with_loss([0.11]), PLAIN_20=with_loss([0.109]))
+    assert case.depth_claim(runs).finding == "in part"
+
+
+def test_gradients_that_are_nothing_at_all_are_said() -> None:
+    dead = [replace(each, gradients=[[1.0, 0.0], [0.0, 0.0]]) for each in with_loss([1.0, 1.0, 1.0])]
+    runs = as_published(PLAIN_56=dead)
+    assert case.gradient_claim(runs, [0.0] * 3).finding == "not reproduced"
+    assert gradients(runs, [0, 1, 2]).lines["plain-56, seed 1"] == [(0.0, 0.0), (1.0, 0.0)]
+
+
 def test_a_layer_is_sorted_among_others_but_stays_in_its_own_line() -> None:
     shapes = {name: [replace(one, responses=[0.5, 2.0, 1.0]) for one in runs] for name, runs in as_published().items()}
     _, own, ordered, gradients = figures(shapes, SEEDS)
@@ -189,6 +201,8 @@ def test_what_is_kept_is_of_its_images_form_arm_and_seed(tmp_path: Path, monkeyp
     assert found.notes[-1].startswith("18 of 18 results were kept")
     degradation.run(Settings(folder=tmp_path), stripes(), replace(TINY, epochs=3))
     assert len(calls) == 36
+    degradation.run(Settings(folder=tmp_path), stripes(seed=1), TINY)  # other pixels under the same name
+    assert len(calls) == 54
     for shown in (as_text(found), as_html(found), as_json(found)):
         assert "residual-56 by threes" in shown
 

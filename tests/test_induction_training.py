@@ -20,7 +20,7 @@ from mainstem.units import Unit
 
 STEPS = [0, 250, 500, 750, 1000, 1250]
 COMPOSED = {"reader": "L1H2", "writer": "L0H1", "q": 0.5, "k": 12.0, "v": 1.0, "writers": 2.0, "before": 0.3}
-TAKEN = {"heads": ["L1H2"], "gained": 4.0, "lost": 3.5, "controls": [0.1, -0.1]}
+TAKEN = {"heads": ["L1H2"], "others": 1, "gained": 4.0, "lost": 3.5, "controls": [0.1, -0.1]}
 
 
 def learning(prefix: list[float], repeats: list[float], in_context: list[float]) -> list[dict[str, float]]:
@@ -80,6 +80,8 @@ def test_the_window_is_from_the_last_low_score_to_the_first_high_one():
         (5, {"taken": TAKEN | {"lost": 0.1}}, "not reproduced"),
         (5, {"taken": TAKEN | {"lost": 1.2}}, "in part"),
         (5, {"taken": TAKEN | {"controls": [3.6]}}, "not reproduced"),
+        (5, {"taken": TAKEN | {"heads": ["L1H0", "L1H1", "L1H2"]}}, "in part"),
+        (5, {"taken": TAKEN | {"others": 0, "controls": [0.0]}}, "not reproduced"),
     ],
 )
 def test_each_claim_can_fail(number, changes, expected):
@@ -89,6 +91,7 @@ def test_each_claim_can_fail(number, changes, expected):
 def test_one_layer_that_does_it_too_is_said():
     assert findings(one=[Run(RISES, {}, None, None)])[0] == "not reproduced"
     assert findings(smeared=[Run(STAYS, {}, None, None)])[3] == "not reproduced"
+    assert findings(one=[Run(RISES, {}, None, None)])[3] == "not reproduced"
     a_little = learning([0.05, 0.1, 0.2, 0.3, 0.3, 0.3], [4.2] * 6, [0] * 6)
     assert findings(smeared=[Run(a_little, {}, None, None)])[3] == "in part"
 
@@ -148,6 +151,7 @@ def test_composition_and_ablation_of_an_untrained_model_are_nothing():
     known = [f"L{layer}H{head}" for layer in (0, 1) for head in range(4)]
     taken = case.without(untrained, ["L1H0"], known, TEXT)
     assert abs(taken["lost"]) < 0.05 and len(taken["controls"]) == case.DRAWS
+    assert taken["others"] == 1
     assert case.without(untrained, [], known, TEXT) is None
 
 

@@ -48,6 +48,15 @@ class Laboratory(ModuleType):
         return {"loss": 0.1 + seed, 3: (1, 2)}
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [({"seeds": 0}, "0 seeds"), ({"seed": -1}, "seed -1"), ({"seed": 10**14}, "from 0 to"), ({"device": "tpu"}, "tpu")],
+)
+def test_settings_that_cannot_be_run_are_refused(wrong, says):
+    with pytest.raises(MainstemError, match=says):
+        Settings(**wrong)
+
+
 @pytest.fixture
 def added(monkeypatch):
     """Puts an experiment in the registry, alone."""

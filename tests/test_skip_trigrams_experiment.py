@@ -58,6 +58,7 @@ def test_all_hold_where_all_is_as_published():
         (2, {"unspoken": dict.fromkeys(NAMES, 0.4)}, "not reproduced"),
         (3, {"heads": {n: {"own": 3.0 if n in FORCED_OF else 12.0, "others": 0.5} for n in NAMES}}, "not reproduced"),
         (3, {"heads": {n: {"own": 12.0, "others": 11.0} for n in NAMES}}, "not reproduced"),
+        (3, {"heads": {n: {"own": -1.0, "others": 0.5} for n in NAMES}}, "not reproduced"),
     ],
 )
 def test_each_claim_can_fail(number, changes, expected):

@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from mainstem.errors import CheckpointError, ChoiceError, DivergedError, UsageError
 from mainstem.lab import checkpoints
+from mainstem.lab.convnets import ConvNetConfig, convnet
 from mainstem.lab.optimisers import OPTIMISERS
 from mainstem.lab.recipes import Recipe
 from mainstem.lab.training import Training, next_token_loss, train
@@ -166,6 +168,54 @@ def test_divergence_is_named_and_what_was_recorded_is_kept() -> None:
         train(Small(), loss, batches, Recipe(STEPS, "sgd", 0.1), probes={"size": size}, every=EVERY)
     found = raised.value.training
     assert isinstance(found, Training) and len(found.losses) == 5 and [row["step"] for row in found.probes] == [0, 4]
+
+
+def test_a_gradient_that_is_not_finite_is_divergence(tmp_path: Path) -> None:
+    """In the last step, where no loss comes after it; the checkpoint before stays."""
+
+    def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        found = next_token_loss(module, batch)
+        return found + 1e30 * (1e30 * (found - found.detach())) if torch.equal(batch, batches(7)) else found
+
+    with pytest.raises(DivergedError, match="The gradient is .*step 8 of 8"):
+        train(Small(), loss, batches, Recipe(8, "sgd", 0.1), every=EVERY, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+
+def test_an_update_that_overflows_is_divergence(tmp_path: Path) -> None:
+    def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return 1000 * next_token_loss(module, batch)
+
+    with pytest.raises(DivergedError, match="largest magnitude in .*step 1 of 1"):
+        train(Small(), loss, batches, Recipe(1, "sgd", 3e38, clip=None), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_may_be_a_named_tuple() -> None:
+    class Two(NamedTuple):
+        ids: torch.Tensor
+        place: torch.Tensor
+
+    def loss(module: nn.Module, batch: Two) -> torch.Tensor:
+        return next_token_loss(module, batch.ids)
+
+    made = train(Small(), loss, lambda step: Two(batches(step), torch.zeros(1)), Recipe(STEPS))
+    assert made.losses == fit(Small(), Recipe(STEPS)).losses
+
+
+def test_a_plain_network_is_not_a_residual_one(tmp_path: Path) -> None:
+    """They have the same shapes and the same weights at the start."""
+
+    def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return module(batch).square().mean()
+
+    def go(residual: bool) -> None:
+        config = ConvNetConfig(8, residual, widths=(1, 2, 3), channels=1, classes=2)
+        train(convnet(config), loss, lambda step: torch.ones(2, 1, 8, 8), Recipe(2), folder=tmp_path)
+
+    go(residual=False)
+    with pytest.raises(CheckpointError, match="model.residual is False there and True here"):
+        go(residual=True)
 
 
 def test_gradients_are_clipped() -> None:

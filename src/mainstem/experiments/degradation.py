@@ -52,6 +52,7 @@ from mainstem.experiments.degradation_claims import (
 from mainstem.experiments.degradation_figures import figures
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.settings import Settings
+from mainstem.lab.checkpoints import digest
 from mainstem.lab.convnets import ConvNetConfig, convnet, error_rate, gradient_norms, responses
 from mainstem.lab.images import Images, digits, image_batches
 from mainstem.lab.recipes import Recipe
@@ -118,11 +119,12 @@ def run(settings: Settings, images: Images | None = None, form: Form | None = No
     form = form or (QUICK if settings.quick else FULL)
     seeds = settings.seed_list(quick=1, full=3)
     names = [name for name in ARMS if name != TRIPLE or not settings.quick]
+    pixels = digest((images.train_x, images.train_y, images.test_x, images.test_y))
     found = settings.each(
         names,
         seeds,
         lambda name, seed: trained(ARMS[name], seed, images, form, settings),
-        label=lambda name: f"{images.name}-{form}-{name}",
+        label=lambda name: f"{images.name}-{pixels}-{form}-{name}",
     )
     runs = {name: [Run(**made) for made in kept] for name, kept in found.items()}
     vanishing = [_vanishing(seed, images, form) for seed in seeds]

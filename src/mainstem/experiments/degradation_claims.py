@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from mainstem.experiments.outcome import Claim, ExperimentTable, finding
-from mainstem.experiments.spreads import percents
+from mainstem.experiments.spreads import listed, percents
 
 SOURCE = "He et al. 2015, Deep Residual Learning for Image Recognition"
 PLAIN_20, PLAIN_56, RESIDUAL_20, RESIDUAL_56 = "plain-20", "plain-56", "residual-20", "residual-56"
@@ -14,6 +14,9 @@ SINGLE, TRIPLE = "residual-56 by ones", "residual-56 by threes"
 """The arms; blocks are of two layers, or by ones of one and by threes of three."""
 
 TENTH, HALF, MOST = 0.1, 0.5, 0.9
+LARGER = 1.1
+"""A loss is larger than another from so many times it; more than what the order of sums makes of it."""
+
 SOUND, WEAK, VANISHED = 0.1, 0.01, 0.001
 """Of the first layer's gradient over the last's: as large, smaller, and gone."""
 
@@ -46,11 +49,14 @@ class Run:
         return fmean(self.responses)
 
     @property
+    def gradient_ratios(self) -> list[float]:
+        """The first layer's gradient over the last's, before training and after each epoch; 0 if the last's is 0."""
+        return [first / last if last else 0.0 for first, last in self.gradients]
+
+    @property
     def gradient_ratio(self) -> float:
-        """The first layer's gradient over the last's, the geometric mean over the run; 0 if one is ever 0."""
-        if any(first == 0 for first, _ in self.gradients):
-            return 0.0
-        return math.exp(fmean(math.log(first / last) for first, last in self.gradients))
+        """The geometric mean of these over the run; 0 if one is ever 0."""
+        return geometric_mean(ratios) if min(ratios := self.gradient_ratios) else 0.0
 
 
 Runs = Mapping[str, Sequence[Run]]
@@ -72,13 +78,14 @@ def claims(runs: Runs, vanishing: Sequence[float]) -> list[Claim]:
 def depth_claim(runs: Runs) -> Claim:
     """Whether the deeper plain network has the higher training loss."""
     shallow, deep = _losses(runs, PLAIN_20), _losses(runs, PLAIN_56)
+    clearly = _always(deep, [LARGER * loss for loss in shallow])
     return Claim(
         "Plain networks train worse when they are deeper.",
         SOURCE,
         "plain-56 above plain-20 in training error, all through (figures 1 and 6)",
-        f"training loss of plain-20 {_listed(shallow)}, of plain-56 {_listed(deep)}",
+        f"training loss of plain-20 {listed(shallow)}, of plain-56 {listed(deep)}",
         f"{max(shallow) - min(shallow):.3g} between seeds of plain-20" if len(shallow) > 1 else "one seed: no spread",
-        finding(min(deep) > max(shallow), partly=_always(deep, shallow)),
+        finding(min(deep) > max(shallow) and clearly, partly=_always(deep, shallow)),
         {"plain-20": shallow, "plain-56": deep},
     )
 
@@ -110,11 +117,11 @@ def shortcut_claim(runs: Runs) -> Claim:
         "With shortcuts around blocks of two layers depth costs nothing.",
         SOURCE,
         "test error on CIFAR-10 8.75 % with 20 layers, 6.97 % with 56",
-        f"training loss of residual-20 {_listed(_losses(runs, RESIDUAL_20))}, of residual-56 {_listed(residual)}; "
+        f"training loss of residual-20 {listed(_losses(runs, RESIDUAL_20))}, of residual-56 {listed(residual)}; "
         f"test error {percents([run.test_error for run in runs[RESIDUAL_20]])} and "
         f"{percents([run.test_error for run in runs[RESIDUAL_56]])}",
-        f"the same weights and batches without shortcuts: 36 layers more cost {_listed(costs[0])}, "
-        f"with them {_listed(costs[1])}",
+        f"the same weights and batches without shortcuts: 36 layers more cost {listed(costs[0])}, "
+        f"with them {listed(costs[1])}",
         finding(below and free, partly=below),
         {"residual-56": residual, "plain-56": plain, "cost plain": costs[0], "cost residual": costs[1]},
     )
@@ -123,17 +130,17 @@ def shortcut_claim(runs: Runs) -> Claim:
 def gradient_claim(runs: Runs, vanishing: Sequence[float]) -> Claim:
     """Whether the first layer of the deep plain network gets gradients."""
     ratios = [run.gradient_ratio for run in runs[PLAIN_56]]
-    starts = [run.gradients[0][0] / run.gradients[0][1] for run in runs[PLAIN_56]]
-    lowest = [min(first / last for first, last in run.gradients) for run in runs[PLAIN_56]]
+    starts = [run.gradient_ratios[0] for run in runs[PLAIN_56]]
+    lowest = [min(run.gradient_ratios) for run in runs[PLAIN_56]]
     seen = max(vanishing) < VANISHED
     return Claim(
         "Nor do gradients vanish in the deeper plain network.",
         SOURCE,
         "gradients have healthy norms with batch norm",
-        f"the first convolution's gradient over the last's: {_listed(ratios)} through training, "
-        f"{_listed(starts)} before it, {_listed(lowest)} at its lowest",
-        f"with sigmoids and without batch norm {_listed(vanishing)}; residual-56 "
-        f"{_listed([run.gradient_ratio for run in runs[RESIDUAL_56]])}",
+        f"the first convolution's gradient over the last's: {listed(ratios)} through training, "
+        f"{listed(starts)} before it, {listed(lowest)} at its lowest",
+        f"with sigmoids and without batch norm {listed(vanishing)}; residual-56 "
+        f"{listed([run.gradient_ratio for run in runs[RESIDUAL_56]])}",
         finding(seen and min(ratios) >= SOUND, partly=seen and min(ratios) >= WEAK),
         {"plain-56": ratios, "before training": starts, "lowest": lowest, "control": list(vanishing)},
     )
@@ -147,7 +154,7 @@ def response_claim(runs: Runs) -> Claim:
         "Layers of residual networks respond less than those of plain ones, and the less the deeper they are.",
         SOURCE,
         "smaller standard deviations of layers' outputs after batch norm (figure 7)",
-        "mean over layers: " + ", ".join(f"{name} {_listed(values)}" for name, values in found.items()),
+        "mean over layers: " + ", ".join(f"{name} {listed(values)}" for name, values in found.items()),
         "1 in every untrained network, where batch norm makes it so",
         finding(smaller and _always(found[RESIDUAL_20], found[RESIDUAL_56]), partly=smaller),
         found,
@@ -161,8 +168,8 @@ def single_claim(runs: Runs) -> Claim:
         "Blocks of one layer have no advantage over a plain network.",
         SOURCE,
         "no advantages observed",
-        f"training loss {_listed(_losses(runs, SINGLE))}: {_shares(gains)} of what blocks of two gain",
-        f"plain-56 {_listed(_losses(runs, PLAIN_56))}, blocks of two {_listed(_losses(runs, RESIDUAL_56))}",
+        f"training loss {listed(_losses(runs, SINGLE))}: {_shares(gains)} of what blocks of two gain",
+        f"plain-56 {listed(_losses(runs, PLAIN_56))}, blocks of two {listed(_losses(runs, RESIDUAL_56))}",
         finding(_at_most(HALF, gains), partly=_at_most(MOST, gains)),
         {"gains": gains},
     )
@@ -175,8 +182,8 @@ def triple_claim(runs: Runs) -> Claim:
         "Blocks of three layers have it, as those of two.",
         SOURCE,
         "blocks of two or three layers, more are possible",
-        f"training loss {_listed(_losses(runs, TRIPLE))}: {_shares(gains)} of what blocks of two gain",
-        f"plain-56 {_listed(_losses(runs, PLAIN_56))}, blocks of two {_listed(_losses(runs, RESIDUAL_56))}",
+        f"training loss {listed(_losses(runs, TRIPLE))}: {_shares(gains)} of what blocks of two gain",
+        f"plain-56 {listed(_losses(runs, PLAIN_56))}, blocks of two {listed(_losses(runs, RESIDUAL_56))}",
         finding(all(own >= HALF * two > 0 for own, two in gains), partly=all(own > 0 for own, _ in gains)),
         {"gains": gains},
     )
@@ -222,9 +229,4 @@ def _at_most(share: float, gains: Sequence[tuple[float, float]]) -> bool:
 
 
 def _shares(gains: Sequence[tuple[float, float]]) -> str:
-    return _listed([own / two if two > 0 else math.nan for own, two in gains])
-
-
-def _listed(values: Sequence[float]) -> str:
-    """A mean and, in brackets, the smallest and the largest."""
-    return f"{fmean(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
+    return listed([own / two if two > 0 else math.nan for own, two in gains])

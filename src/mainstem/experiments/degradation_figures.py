@@ -42,7 +42,7 @@ def responses(runs: Runs, title: str, order: str, ordered: bool = False) -> Curv
 def gradients(runs: Runs, seeds: Sequence[int]) -> Curves:
     """The first convolution's gradient over the last's, through training."""
     lines = {
-        f"{name}, seed {seed}": [(epoch, first / last) for epoch, (first, last) in enumerate(run.gradients)]
+        f"{name}, seed {seed}": list(enumerate(run.gradient_ratios))
         for name in SHOWN
         for seed, run in zip(seeds, runs[name], strict=True)
     }

@@ -108,16 +108,17 @@ def trained(arm: str, seed: int, settings: Settings) -> dict[str, Any]:
     module.cpu()
     model, untrained = open(module, seed=seed), open(decoder(config, seed))
     prefix, previous = (probe.heads(module, behaviour) for behaviour in ("prefix", "previous"))
-    found = [str(head) for head, score in prefix.items() if score >= FOUND]
-    composed = None
+    composed = taken = None
     if arm == TWO:
+        found = [str(head) for head, score in prefix.items() if score >= FOUND]
+        taken = without(model, found, list(map(str, prefix)), text)
         reader, writer = _best(prefix, 1), _best(previous, 0)
         composed = composition_of(model, reader, writer) | {"before": composition_of(untrained, reader, writer)["k"]}
     return {
         "probes": training.probes,
         "heads": {str(head): [prefix[head], previous[head]] for head in prefix},
         "composed": composed,
-        "taken": without(model, found, list(map(str, prefix)), text),
+        "taken": taken,
     }
 
 
@@ -139,15 +140,21 @@ def composition_of(model: Model, reader: Unit, writer: Unit) -> dict[str, Any]:
 
 
 def without(model: Model, heads: list[str], known: list[str], text: RepeatedBigrams) -> dict[str, Any] | None:
-    """What a second copy of random tokens gains, and how much of it is lost without some heads and random ones."""
+    """What a second copy of random tokens gains; how much of it is lost without some heads, and without others.
+
+    "others": of the same layers, how many stand for them, as many if there are so many.
+    """
     if not heads:
         return None
     tokens = random_tokens(text)
     rng = random.Random(model.seed)
     losses = token_losses(model.module, torch.tensor([tokens.text(rng, repeats=2) for _ in range(TEXTS)])).mean(0)
     (row,) = take_out(model, "prefix", heads, known, tokens, DRAWS, methods=("mean",))
+    layers = {Unit.parse(head).layer for head in heads}
+    rest = [head for head in known if head not in heads and Unit.parse(head).layer in layers]
     return {
         "heads": heads,
+        "others": min(len(rest), len(heads)),
         "gained": float(losses[1 : PERIOD + 1].mean() - losses[PERIOD + 2 :].mean()),
         "lost": row.repeated,
         "controls": list(row.control.repeated),

@@ -3,8 +3,10 @@
 What the words mean stands in `privileged_basis_training`; here is their arithmetic, on what each model recorded.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 TARGET = 4.1
@@ -12,6 +14,9 @@ TARGET = 4.1
 
 HEAVY, NEAR = 1.0, 0.6
 """Excess kurtosis that is heavy-tailed; and how far from none one fixed rotation may be."""
+
+SAME = 0.1
+"""Nats a token: a loss is no more above another than that if they are the same."""
 
 PLACES = {
     "stream": ("L0.mlp", "L1.attn", "L1.mlp", "L2.attn", "L2.mlp"),
@@ -49,20 +54,20 @@ class Runs:
         """Whether these arms were run."""
         return all((name, self.width) in self.found for name in names)
 
-    def at_target(self, name: str, where: str, width: int | None = None) -> list[Excess]:
-        """The excess at the target, of each seed that passes it."""
-        records = self.found[name, width or self.width]
-        rows = [passing(record["rows"], TARGET) for record in records]
-        return [excess(row, where) for row in rows if row is not None]
+    def at_target(self, name: str, where: str, width: int | None = None) -> "Excesses":
+        """The excess at the target, of each seed; None for one that does not pass it."""
+        rows = [passing(record["rows"], TARGET) for record in self.found[name, width or self.width]]
+        return [None if row is None else excess(row, where) for row in rows]
 
-    def losses(self, *names: str) -> tuple[int, dict[str, list[float]]]:
-        """The steps that all of some arms took, and each arm's loss after them, of each seed."""
-        records = {name: self.found[name, self.width] for name in names}
-        steps = int(min(record["rows"][-1]["step"] for made in records.values() for record in made))
-        return steps, {
-            name: [next(row["loss"] for row in record["rows"] if row["step"] == steps) for record in made]
-            for name, made in records.items()
-        }
+    def ends(self, name: str) -> list[float]:
+        """The loss at the end of each seed; NaN of one that diverged."""
+        return [
+            math.nan if record["diverged"] else record["rows"][-1]["loss"] for record in self.found[name, self.width]
+        ]
+
+
+Excesses = Sequence[Excess | None]
+"""Of each seed; None for one that did not reach the loss."""
 
 
 def passing(rows: Sequence[Mapping[str, float]], target: float) -> dict[str, float] | None:
@@ -84,35 +89,42 @@ def excess(row: Mapping[str, float], where: str) -> Excess:
     return Excess(mean(""), mean(" largest"))
 
 
-def mean(found: Sequence[Excess]) -> float:
-    """Over seeds."""
-    return sum(each.value for each in found) / len(found)
+def values(found: Excesses) -> list[float]:
+    """Of the seeds that reached the loss."""
+    return [each.value for each in found if each is not None]
 
 
-def spread(found: Sequence[Excess]) -> str:
-    """Mean, and the least and the largest of the seeds, in words."""
-    if not found:
+def reached(found: Excesses) -> bool:
+    """Whether every seed reached the loss."""
+    return bool(found) and None not in found
+
+
+def spread(found: Excesses) -> str:
+    """Mean, and the least and the largest of the seeds, in words; and how many these are, if not all."""
+    known = values(found)
+    if not known:
         return "did not reach the loss"
-    values = [each.value for each in found]
-    ends = f" ({min(values):+.2f} to {max(values):+.2f})" if len(values) > 1 else ""
-    return f"{mean(found):+.2f}{ends}"
+    ends = f" ({min(known):+.2f} to {max(known):+.2f})" if len(known) > 1 else ""
+    of = "" if reached(found) else f" in {len(known)} of {len(found)} seeds, the others did not reach the loss"
+    return f"{fmean(known):+.2f}{ends}{of}"
 
 
-def heavy(found: Sequence[Excess]) -> bool:
-    """Whether every seed is."""
-    return bool(found) and all(each.heavy for each in found)
+def heavy(found: Excesses) -> bool:
+    """Whether every seed is; none that did not reach the loss."""
+    return bool(found) and all(each is not None and each.heavy for each in found)
 
 
-def near(found: Sequence[Excess]) -> bool:
-    """Whether the mean over seeds is."""
-    return bool(found) and abs(mean(found)) <= NEAR
+def near(found: Excesses) -> bool:
+    """Whether the mean over seeds is, and all reached the loss."""
+    return reached(found) and abs(fmean(values(found))) <= NEAR
 
 
-def above(high: Sequence[Excess], low: Sequence[Excess]) -> bool:
-    """Whether every seed of one is above every seed of the other."""
-    return bool(high) and bool(low) and min(each.value for each in high) > max(each.value for each in low)
+def above(high: Excesses, low: Excesses) -> bool:
+    """Whether every seed of one is above every seed of the other, and all reached the loss."""
+    return reached(high) and reached(low) and min(values(high)) > max(values(low))
 
 
-def rotations_of(found: Sequence[Excess]) -> str:
+def rotations_of(found: Excesses) -> str:
     """The null in words."""
-    return f"at most {max((each.largest for each in found), default=0):+.2f} after any of ten rotations"
+    largest = max((each.largest for each in found if each is not None), default=0)
+    return f"at most {largest:+.2f} after any of ten rotations"

@@ -4,6 +4,7 @@ Results are kept with all three. The digest is over every file of the package bu
 only ask and show: a result of other sources may differ, even where the version is the same, and is not used again.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from mainstem.experiments.outcome import ExperimentProvenance
 from mainstem.results.reading import Provenance
 
 LIBRARIES = ("torch", "transformers", "numpy")
+LABORATORY = ("tokenizers", "scikit-learn", "pytorch_optimizer")
+"""What the laboratory uses besides, where it is installed: byte pairs, digits, an optimiser."""
+
 SHOWN_ONLY = ("cli", "report")
 
 
@@ -27,6 +31,15 @@ def versions() -> dict[str, str]:
     """Versions of Mainstem, of its sources (`code`), of Python and of the libraries that compute."""
     libraries = {name: version(name) for name in LIBRARIES}
     return {"mainstem": mainstem.__version__, "code": code(), "python": platform.python_version(), **libraries}
+
+
+def laboratory_versions() -> dict[str, str]:
+    """The same and those of what the laboratory uses besides."""
+    found = {}
+    for name in LABORATORY:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return {**versions(), **found}
 
 
 @cache

@@ -6,9 +6,9 @@ Such an experiment is a function `run(settings) -> Experiment` that trains one m
     found = settings.each(arms, seeds, lambda arm, seed: trained(arm, seed, settings))
     return Experiment(..., provenance=settings.provenance(seeds), model={"name": "..."}, ...)
 
-What is kept is used again by a later run of the same form (quick or full), device, sources and versions; a name has
-to say all else that the result depends on, and so holds arm and seed. Training is exact to repeat on one machine with
-one number of threads; elsewhere sums are rounded otherwise, which is why machine and threads are said with the result.
+What is kept is used again by a later run of the same form (quick or full), device, threads, sources and versions; a
+name has to say all else that the result depends on, and so holds arm and seed. Training is exact to repeat on one
+machine with one number of threads; elsewhere sums are rounded otherwise, which is why both are said with the result.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,11 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
+from mainstem.errors import UsageError
 from mainstem.experiments.kept import Kept, kept
 from mainstem.experiments.outcome import ExperimentProvenance
-from mainstem.experiments.provenance import trained, versions
+from mainstem.experiments.provenance import laboratory_versions, trained
+from mainstem.model.placement import parse_device
 
 Arm = TypeVar("Arm", bound=Hashable)
+LARGEST_SEED = 10**9
 
 
 @dataclass
@@ -46,6 +51,19 @@ class Settings:
     seed: int = 0
     done: list[Kept] = field(default_factory=list, init=False)
 
+    def __post_init__(self) -> None:
+        """Refuses what cannot be run.
+
+        Raises:
+            UsageError: fewer seeds than one; a seed that is negative, or too large for the generators.
+            ChoiceError: a device that is not there.
+        """
+        if self.seeds is not None and self.seeds < 1:
+            raise UsageError(f"{self.seeds} seeds", None, "Give 1 or more.")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UsageError(f"The seed {self.seed}", None, f"Give one from 0 to {LARGEST_SEED}.")
+        parse_device(self.device)
+
     @property
     def form(self) -> str:
         """The word of the command line for this form: quick or full."""
@@ -68,7 +86,8 @@ class Settings:
             CacheError: the folder cannot be read or written.
         """
         folder = None if self.folder is None else self.folder / self.form
-        one = kept(folder, name, {"form": self.form, "device": self.device, **versions()}, make, self.report)
+        of = {"form": self.form, "device": self.device, "threads": torch.get_num_threads(), **laboratory_versions()}
+        one = kept(folder, name, of, make, self.report)
         self.done.append(one)
         return one.values
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from mainstem.experiments.outcome import Claim, Curves, ExperimentTable, finding
@@ -73,7 +74,7 @@ def claims(planted: Sequence[Run], crossed: Sequence[Run]) -> list[Claim]:
 
 def learned(runs: Sequence[Run]) -> Claim:
     """Whether the planted ones are predicted."""
-    own, null = [run.learned for run in runs], [_mean([run.unspoken[n] for n in PLANTED_NAMES]) for run in runs]
+    own, null = [run.learned for run in runs], [fmean([run.unspoken[n] for n in PLANTED_NAMES]) for run in runs]
     holds = min(own) >= 0.9 and max(null) <= 0.1
     partly = min(own) >= 0.5 and all(n <= p / 2 for p, n in zip(own, null, strict=True))
     return Claim(
@@ -127,8 +128,10 @@ def forced(runs: Sequence[Run]) -> Claim:
     own = {name: [run.forced_share(name) for run in runs] for name in FORCED_OF}
     null = {name: [run.null_share(name) for run in runs] for name in FORCED_OF}
     holds = [
-        min(own[name]) >= 0.5 and all(n <= s / 2 for s, n in zip(own[name], null[name], strict=True))
-        for name in FORCED_OF
+        all(run.heads[planted]["own"] > 0 for run in runs)
+        and min(own[name]) >= 0.5
+        and all(n <= s / 2 for s, n in zip(own[name], null[name], strict=True))
+        for name, planted in FORCED_OF.items()
     ]
     return Claim(
         claim="keep ... in -> mind and keep ... at -> bay force the same with outputs exchanged on the heads",
@@ -186,7 +189,7 @@ def tables(planted: Sequence[Run], crossed: Sequence[Run], seeds: Sequence[int])
 def _rows(arm: str, runs: Sequence[Run]) -> Iterator[list[Any]]:
     for name in runs[0].spoken:
         heads = [run.heads[name]["own"] for run in runs]
-        yield [arm, name, *map(_mean, (heads, [r.spoken[name] for r in runs], [r.unspoken[name] for r in runs]))]
+        yield [arm, name, *map(fmean, (heads, [r.spoken[name] for r in runs], [r.unspoken[name] for r in runs]))]
 
 
 def curves(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> Curves:
@@ -202,7 +205,3 @@ def curves(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> Curves:
             for seed, run in zip(seeds, found, strict=True)
         },
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

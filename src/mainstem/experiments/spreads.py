@@ -9,6 +9,11 @@ def percents(values: Sequence[float]) -> str:
     return f"{fmean(values):.1%} [{min(values):.1%}, {max(values):.1%}]"
 
 
+def listed(values: Sequence[float]) -> str:
+    """The mean and, in brackets, the smallest and the largest."""
+    return f"{fmean(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
+
+
 def span(values: Sequence[float], form: str = ".2g") -> str:
     """The smallest and the largest, or the one that all are: whole numbers as they are, others in a format."""
     if not values:

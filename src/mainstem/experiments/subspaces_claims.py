@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from mainstem.experiments.outcome import Claim, ExperimentTable, finding
-from mainstem.experiments.spreads import percents
+from mainstem.experiments.spreads import listed, percents
 from mainstem.lab.two_tasks import TASKS
 
 SOURCE = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits"
@@ -144,9 +144,9 @@ def neurons_claim(runs: Sequence[Run]) -> Claim:
         "They need other neurons.",
         SOURCE,
         "no number",
-        f"of the {TOP} neurons that each needs most {_listed([one.count for one in found])} are the same, "
+        f"of the {TOP} neurons that each needs most {listed([one.count for one in found])} are the same, "
         f"p {max(one.p_few for one in found):.2g} at most of so few",
-        f"{found[0].expected:.1f} of random sets; {_listed(same)} of one task asked in two ways",
+        f"{found[0].expected:.1f} of random sets; {listed(same)} of one task asked in two ways",
         finding(
             seen and all(one.p_few < LEVEL for one in found),
             partly=seen and all(one.p_many >= LEVEL for one in found),
@@ -183,7 +183,7 @@ def turns_claim(runs: Sequence[Run]) -> Claim:
         SOURCE,
         "not published",
         f"{_overlaps(runs)}; {_accuracies(runs)}; of the {TOP} neurons that each needs most "
-        f"{_listed([run.neurons.count for run in runs])} are the same",
+        f"{listed([run.neurons.count for run in runs])} are the same",
         f"{_overlap_null(runs)}; {_accuracy_null(runs)}; {runs[0].neurons.expected:.1f} neurons of random sets",
         "measured",
         {"overlap": [run.between.overlap for run in runs], **_accuracy_values(runs)},
@@ -228,15 +228,13 @@ def _overlaps(runs: Sequence[Run]) -> str:
     sizes = [size for run in runs for size in run.sizes.values()]
     found = [run.between.overlap for run in runs]
     worst = max(run.between.p_disjoint for run in runs)
-    return (
-        f"overlap {_listed(found)} of subspaces of {_listed(sizes)} directions, p {worst:.2g} at most of one so small"
-    )
+    return f"overlap {listed(found)} of subspaces of {listed(sizes)} directions, p {worst:.2g} at most of one so small"
 
 
 def _overlap_null(runs: Sequence[Run]) -> str:
     same = [one.overlap for run in runs for one in run.same.values()]
     expected, spread = (fmean(getattr(run.between, name) for run in runs) for name in ("expected", "spread"))
-    return f"{expected:.2f} ± {spread:.2f} of random subspaces; {_listed(same)} of one task asked in two ways"
+    return f"{expected:.2f} ± {spread:.2f} of random subspaces; {listed(same)} of one task asked in two ways"
 
 
 def _accuracies(runs: Sequence[Run]) -> str:
@@ -268,8 +266,3 @@ def _accuracy_values(runs: Sequence[Run]) -> dict[str, Any]:
             "frozen": [{own: dict(run.frozen[own]) for own in TASKS} for run in runs],
             "again": [dict(run.again) for run in runs],
             "random": [{task: min(run.random[task]) for task in TASKS} for run in runs]}  # fmt: skip
-
-
-def _listed(values: Sequence[float]) -> str:
-    """A mean and, in brackets, the smallest and the largest."""
-    return f"{fmean(values):.3g} [{min(values):.3g}, {max(values):.3g}]"

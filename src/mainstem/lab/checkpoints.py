@@ -86,6 +86,7 @@ class Checkpoints:
                 _flush(fresh / name)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(fresh, final)
+            _flush_folder(self.folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(fresh, ignore_errors=True)
             kept = self._last()
@@ -194,3 +195,13 @@ def _differences(found: Any, wanted: Any, path: str = "") -> list[str]:
 def _flush(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """The new name reaches the disk before the checkpoint before it is deleted; where folders can be flushed."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -12,9 +12,10 @@ Lightning or accelerate would not make this shorter: the loop itself is 15 lines
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def train(
     Raises:
         ChoiceError: an unknown optimiser; a device that is not there.
         UsageError: mixed precision without an accelerator; an optimiser that is not installed.
-        DivergedError: the loss became NaN or infinite; has what was recorded until then.
+        DivergedError: the loss, a gradient or a weight became NaN or infinite; has what was recorded until then.
         CheckpointError: the folder holds a checkpoint of another training, or cannot be written.
     """
     place = parse_device(device)
@@ -134,6 +135,7 @@ class _Run:
         for step in range(done, self.recipe.steps):
             training.losses.append(self._step(step, made, training))
             if (step + 1) % self.every == 0 or step + 1 == self.recipe.steps:
+                self._check_weights(step, training)
                 self._probe(training, step + 1)
                 training.seconds = before + time.monotonic() - began
                 if checkpoints:
@@ -148,20 +150,27 @@ class _Run:
         self.module.train()
         with torch.autocast(self.place.type, torch.bfloat16, enabled=recipe.mixed_precision):
             loss = self.loss(self.module, _moved(self.batches(step), self.place))
-        value = float(loss.detach())
-        if not torch.isfinite(loss.detach()):
-            self.module.zero_grad()
-            where = f"step {step + 1} of {recipe.steps}, {recipe.optimiser} at {recipe.rate(step):.3g}"
-            raise DivergedError(f"The loss is {value}", where, training=training)
+        self._finite("loss", loss.detach(), step, training)
         loss.backward()
-        if recipe.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
+        bound = math.inf if recipe.clip is None else recipe.clip
+        self._finite("gradient", torch.nn.utils.clip_grad_norm_(self.module.parameters(), bound), step, training)
         for optimiser in made:
             for group in optimiser.param_groups:
                 group["lr"] = recipe.rate(step)
             optimiser.step()
         self.module.zero_grad()
-        return value
+        return float(loss.detach())
+
+    def _finite(self, what: str, value: Tensor, step: int, training: Training) -> None:
+        if not torch.isfinite(value):
+            self.module.zero_grad()
+            where = f"step {step + 1} of {self.recipe.steps}, {self.recipe.optimiser} at {self.recipe.rate(step):.3g}"
+            raise DivergedError(f"The {what} is {float(value)}", where, training=training)
+
+    def _check_weights(self, step: int, training: Training) -> None:
+        """Before they are measured or saved: an update can overflow where the loss before it was finite."""
+        for name, weight in self.module.named_parameters():
+            self._finite(f"largest magnitude in {name}", weight.detach().abs().max(), step, training)
 
     def _probe(self, training: Training, step: int) -> None:
         row: dict[str, float] = {"step": step}
@@ -183,10 +192,9 @@ class _Run:
 
     def _identity(self) -> dict[str, Any]:
         """What makes this training another one than the next."""
-        config = self.module.config if isinstance(self.module, PreTrainedModel) else None
         return {
             "recipe": asdict(self.recipe),
-            "model": json.loads(config.to_json_string(use_diff=False)) if config else type(self.module).__name__,
+            "model": _configuration(self.module),
             "shapes": {name: list(weight.shape) for name, weight in self.module.named_parameters()},
             "weights at the start": digest(own_tensors(self.module).values()),
             "loss": getattr(self.loss, "__qualname__", type(self.loss).__name__),
@@ -198,10 +206,21 @@ class _Run:
         }
 
 
+def _configuration(module: nn.Module) -> Any:
+    """A model's settings, as far as they are known, as plain data."""
+    config, name = getattr(module, "config", None), type(module).__name__
+    if isinstance(module, PreTrainedModel):
+        return json.loads(module.config.to_json_string(use_diff=False))
+    return {"class": name, **asdict(config)} if is_dataclass(config) and not isinstance(config, type) else name
+
+
 def _moved(batch: Any, place: torch.device) -> Any:
     if isinstance(batch, Tensor):
         return batch.to(place)
-    return type(batch)(_moved(each, place) for each in batch) if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(batch, (tuple, list)):
+        return batch
+    moved = [_moved(each, place) for each in batch]
+    return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple keeps its names
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -14,8 +14,15 @@ def write_whole(path: Path, text: str) -> None:
         OSError: it cannot be written; the old file is as it was.
     """
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def as_object(text: str | bytes) -> dict[str, Any]:
