@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 
-from mainstem.analysis.composition import Compositions
 from mainstem.experiments.induction_probes import InductionProbe, random_tokens, token_losses
 from mainstem.experiments.induction_training_claims import ONE, SMEARED, TWO, Run, claims, curves, table
 from mainstem.experiments.outcome import Experiment
@@ -128,14 +127,14 @@ def composition_of(model: Model, reader: Unit, writer: Unit) -> dict[str, Any]:
     `writers` is the largest of its K-composition with any other head of the writer's layer.
     """
     found = {kind: tables[0] for kind, tables in model.composition(("q", "k", "v")).tables.items()}
-    z = {kind: float(table.z[_place(table, reader, writer)]) for kind, table in found.items()}
+    z = {kind: float(table.z[table.place(reader, writer)]) for kind, table in found.items()}
     keys = found["k"]
     others = [unit for unit in keys.writers if unit.layer == writer.layer and unit != writer]
     return {
         "reader": str(reader),
         "writer": str(writer),
         **z,
-        "writers": max(float(keys.z[_place(keys, reader, other)]) for other in others),
+        "writers": max(float(keys.z[keys.place(reader, other)]) for other in others),
     }
 
 
@@ -163,7 +162,3 @@ def without(model: Model, heads: list[str], known: list[str], text: RepeatedBigr
 
 def _best(scores: dict[Unit, float], layer: int) -> Unit:
     return max((unit for unit in scores if unit.layer == layer), key=lambda unit: scores[unit])
-
-
-def _place(table: Compositions, reader: Unit, writer: Unit) -> tuple[int, int]:
-    return table.readers.index(reader), table.writers.index(writer)
