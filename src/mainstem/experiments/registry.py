@@ -71,7 +71,8 @@ _ENTRIES = (
         "privileged-basis-training",
         "which part of training makes the basis special: norm, rotations, optimiser",
         "privileged_basis_training",
-        quick=180,
+        quick=230,
+        full=3500,
     ),
     _of_the_laboratory("subspaces", "have two tasks of one model subspaces of their own", "subspaces", 28, 85),
 )
