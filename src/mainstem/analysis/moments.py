@@ -58,21 +58,24 @@ class Moments:
             return cls(0, 0, 0.0, empty, empty, empty + torch.inf, empty - torch.inf)
         least, largest = extremes or (x.amin(0), x.amax(0))
         x = x if x.dtype == torch.float64 else x.float()
+        least, largest = least.to(x), largest.to(x)
         scratch = torch.empty_like(x) if scratch is None else scratch
         kurtosis = token_kurtosis(x, scratch)
         varied = ~kurtosis.isnan()
         about = x[:: -(-len(x) // ABOUT)].mean(0)
         centred = torch.sub(x, about, out=scratch)
-        rest = centred.sum(0).double() / len(x)  # from there to the mean
-        deviation = centred.square_().sum(0).double() - len(x) * rest.square()
+        rest, squares = centred.sum(0), centred.square_().sum(0)
+        # one conversion for all, because on so few numbers each operation costs as much as its call
+        least, largest, about, rest, squares = torch.stack([least, largest, about, rest, squares]).double().cpu()
+        rest = rest / len(x)  # from there to the mean
         return cls(
             len(x),
             int(varied.sum()),
-            float(kurtosis.nan_to_num(0.0).sum()),
-            (about.double() + rest).cpu(),
-            deviation.clamp_min(0).cpu(),
-            least.double().cpu(),
-            largest.double().cpu(),
+            float(kurtosis.nansum()),
+            about + rest,
+            squares.sub(rest.square(), alpha=len(x)).clamp_min(0),
+            least,
+            largest,
         )
 
     def __add__(self, other: "Moments") -> "Moments":

@@ -86,7 +86,6 @@ class OutlierCounts:
         place: int,
         x: Float[Tensor, "token d_model"],
         magnitudes: Float[Tensor, " d_model"] | None = None,
-        scale: Float[Tensor, " token"] | None = None,
     ) -> None:
         """Counts one batch of vectors at a place.
 
@@ -94,16 +93,13 @@ class OutlierCounts:
             place: which.
             x: vectors.
             magnitudes: each dimension's largest magnitude in `x`, where it is known.
-            scale: what each vector is multiplied by first.
         """
         self.tokens[place] += len(x)
         magnitudes = torch.maximum(x.amax(0), -x.amin(0)) if magnitudes is None else magnitudes
-        largest_scale = 1.0 if scale is None else float(scale.max()) * (1 + 1e-3)  # no dimension is lost to rounding
-        dimensions = (magnitudes * largest_scale >= self.magnitude).nonzero()[:, 0]
+        dimensions = (magnitudes >= self.magnitude).nonzero()[:, 0]
         if not len(dimensions):
             return
         columns = x[:, dimensions].double()
-        columns = columns if scale is None else columns * scale[:, None]
         hit = columns.abs() >= self.magnitude
         dimensions = dimensions.cpu()
         self.hits[place, dimensions] += hit.sum(0).cpu()

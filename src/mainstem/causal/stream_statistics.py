@@ -151,6 +151,20 @@ def watch(
             report(done)
 
 
+class Scratch:
+    """Memory that is used again from point to point: fresh memory costs more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self.held = torch.empty(0)
+
+    def like(self, x: Tensor) -> Tensor:
+        """Memory of the shape of `x` and its dtype, float32 at least, with anything in it."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if (self.held.shape, self.held.dtype, self.held.device) != (x.shape, dtype, x.device):
+            self.held = torch.empty_like(x, dtype=dtype)
+        return self.held
+
+
 class PointMoments:
     """The moments of every point: of tokens at the first position of a window, and of the rest."""
 
@@ -162,7 +176,7 @@ class PointMoments:
         self.rest: list[Moments | None] = [None] * len(points)
         self.first: list[Moments | None] = [None] * len(points)
         self.held: list[list[Tensor]] = [[] for _ in points]
-        self.scratch = torch.empty(0)
+        self.scratch = Scratch()
 
     def see(self, number: int, seen: Seen) -> None:
         """Adds one batch's; see `Watcher`.
@@ -175,12 +189,7 @@ class PointMoments:
             if sum(len(part) for part in self.held[number]) >= self.FIRSTS:
                 self._add_firsts(number)
         if len(seen.rest):
-            self._add(self.rest, number, Moments.of(seen.rest, seen.extremes, self._scratch_for(seen.rest)))
-
-    def _scratch_for(self, x: Tensor) -> Tensor:
-        if self.scratch.shape != x.shape or self.scratch.device != x.device:
-            self.scratch = torch.empty_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-        return self.scratch
+            self._add(self.rest, number, Moments.of(seen.rest, seen.extremes, self.scratch.like(seen.rest)))
 
     def _add_firsts(self, number: int) -> None:
         self._add(self.first, number, Moments.of(torch.cat(self.held[number])))
@@ -228,6 +237,7 @@ class PointOutliers:
         self.layers = [point.layer for point in points]
         self.magnitude, self.per_rms = magnitude, per_rms
         self.counts: OutlierCounts | None = None
+        self.scratch = Scratch()
 
     def see(self, number: int, seen: Seen) -> None:
         """Counts one batch's; see `Watcher`."""
@@ -240,13 +250,14 @@ class PointOutliers:
         if x.shape[1] != self.counts.hits.shape[1]:
             self.numbers, self.counts = [], None
             return
-        self.counts.add(self.numbers.index(number), x, seen.magnitudes, inverse_rms(x) if self.per_rms else None)
+        place, magnitudes = self.numbers.index(number), None if self.per_rms else seen.magnitudes
+        self.counts.add(place, self._in_units(x) if self.per_rms else x, magnitudes)
 
-
-def inverse_rms(x: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
-    """One over each vector's root mean square; 0 for a vector of zeros."""
-    norms = torch.linalg.vector_norm(x if x.dtype == torch.float64 else x.float(), dim=1).double()
-    return torch.where(norms > 0, x.shape[1] ** 0.5 / norms, 0.0)
+    def _in_units(self, x: Tensor) -> Tensor:
+        """Vectors in units of their root mean square; zeros stay zeros."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+        return torch.mul(wide, (x.shape[1] ** 0.5 / norms).nan_to_num(posinf=0.0), out=self.scratch.like(x))
 
 
 class PointPeaks:

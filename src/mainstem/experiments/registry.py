@@ -72,7 +72,7 @@ _ENTRIES = (
         "which part of training makes the basis special: norm, rotations, optimiser",
         "privileged_basis_training",
         quick=230,
-        full=3500,
+        full=3330,
     ),
     _of_the_laboratory("subspaces", "have two tasks of one model subspaces of their own", "subspaces", 28, 85),
 )
