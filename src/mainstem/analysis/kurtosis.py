@@ -36,7 +36,8 @@ def token_kurtosis(
     fourth = torch.linalg.vector_norm(squares, dim=1).double().square() / d_model
     kurtosis = fourth / (second.double() * inverse.double()).square()
     least = (kurtosis < 1 + 1e-3).nonzero()[:, 0]  # what a rounded mean leaves of equal coordinates has a kurtosis of 1
-    kurtosis[least] = kurtosis[least].masked_fill((x[least] == x[least, :1]).all(1), torch.nan)
+    if len(least):
+        kurtosis[least] = kurtosis[least].masked_fill((x[least] == x[least, :1]).all(1), torch.nan)
     return kurtosis
 
 

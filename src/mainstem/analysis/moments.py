@@ -27,7 +27,7 @@ class Moments:
         kurtosis_sum: the sum of these tokens' kurtosis over coordinates.
         mean: each coordinate's mean.
         deviation: the sum of its squared deviations from the mean.
-        least, largest: its smallest and largest value.
+        magnitude: its largest magnitude.
     """
 
     tokens: int
@@ -35,38 +35,36 @@ class Moments:
     kurtosis_sum: float
     mean: Float[Tensor, " d_model"]
     deviation: Float[Tensor, " d_model"]
-    least: Float[Tensor, " d_model"]
-    largest: Float[Tensor, " d_model"]
+    magnitude: Float[Tensor, " d_model"]
 
     @classmethod
     def of(
         cls,
         x: Float[Tensor, "token d_model"],
-        extremes: tuple[Float[Tensor, " d_model"], Float[Tensor, " d_model"]] | None = None,
+        magnitude: Float[Tensor, " d_model"] | None = None,
         scratch: Float[Tensor, "token d_model"] | None = None,
     ) -> "Moments":
         """Those of one batch; of none at all where it is empty.
 
         Args:
             x: vectors.
-            extremes: each coordinate's smallest and largest value, where they are known.
+            magnitude: each coordinate's largest magnitude, where it is known.
             scratch: memory of the same size, in the dtype of the work, that is written over: fresh memory costs more
                 than what is computed in it.
         """
         if not len(x):
             empty = torch.zeros(x.shape[1], dtype=torch.float64)
-            return cls(0, 0, 0.0, empty, empty, empty + torch.inf, empty - torch.inf)
-        least, largest = extremes or (x.amin(0), x.amax(0))
+            return cls(0, 0, 0.0, empty, empty, empty)
         x = x if x.dtype == torch.float64 else x.float()
-        least, largest = least.to(x), largest.to(x)
         scratch = torch.empty_like(x) if scratch is None else scratch
+        magnitude = torch.abs(x, out=scratch).amax(0) if magnitude is None else magnitude.to(x)
         kurtosis = token_kurtosis(x, scratch)
         varied = ~kurtosis.isnan()
         about = x[:: -(-len(x) // ABOUT)].mean(0)
         centred = torch.sub(x, about, out=scratch)
         rest, squares = centred.sum(0), centred.square_().sum(0)
         # one conversion for all, because on so few numbers each operation costs as much as its call
-        least, largest, about, rest, squares = torch.stack([least, largest, about, rest, squares]).double().cpu()
+        magnitude, about, rest, squares = torch.stack([magnitude, about, rest, squares]).double().cpu()
         rest = rest / len(x)  # from there to the mean
         return cls(
             len(x),
@@ -74,8 +72,7 @@ class Moments:
             float(kurtosis.nansum()),
             about + rest,
             squares.sub(rest.square(), alpha=len(x)).clamp_min(0),
-            least,
-            largest,
+            magnitude,
         )
 
     def __add__(self, other: "Moments") -> "Moments":
@@ -89,8 +86,7 @@ class Moments:
             self.kurtosis_sum + other.kurtosis_sum,
             self.mean + step * (other.tokens / tokens),
             self.deviation + other.deviation + step.square() * (self.tokens * other.tokens / tokens),
-            torch.minimum(self.least, other.least),
-            torch.maximum(self.largest, other.largest),
+            torch.maximum(self.magnitude, other.magnitude),
         )
 
     @property
@@ -107,11 +103,6 @@ class Moments:
     def rms(self) -> Float[Tensor, " d_model"]:
         """Each coordinate's root mean square over tokens."""
         return (self.variance + self.mean.square()).sqrt()
-
-    @property
-    def magnitude(self) -> Float[Tensor, " d_model"]:
-        """Each coordinate's largest magnitude."""
-        return torch.maximum(self.largest, -self.least)
 
     @property
     def neuron_kurtosis(self) -> float:

@@ -1,8 +1,8 @@
 """Massive activations (Sun et al. 2024): single numbers that dwarf all others of their vector, and on which tokens.
 
 Published: a magnitude above 100 that is at least about 1,000 times the median magnitude of the hidden state of its
-sequence, here of its window. A vector's largest magnitude over its median one (He et al. 2024) is another number. Both
-medians are taken of every eighth token, because medians cost more than all moments together.
+sequence, here of its window: the median of its tokens' medians. A vector's largest magnitude over its median one (He et
+al. 2024) is another number. Medians are taken of every eighth token, because they cost more than all moments together.
 """
 
 from collections import Counter
@@ -81,15 +81,16 @@ class Peaks:
             positions: where they are in it.
         """
         largest = torch.maximum(x.amax(1), -x.amin(1)).cpu()
-        sampled = positions % EVERY == EVERY // 2
-        if bool(sampled.any()):
-            ratios = largest[sampled].double() / _medians(x[sampled.to(x.device)])
-            self.ratio_sum += float(ratios[ratios.isfinite()].sum())
-            self.sampled += int(ratios.isfinite().sum())
+        sampled = (positions % EVERY == EVERY // 2).nonzero()[:, 0]
+        medians = _medians(x[sampled.to(x.device)])
+        ratios = largest[sampled].double() / medians
+        finite = ratios.isfinite()
+        self.ratio_sum += float(ratios[finite].sum())
+        self.sampled += int(finite.sum())
         for window in windows[largest > self.criterion.magnitude].unique().tolist():
             inside = windows == window
-            chosen = inside & sampled if bool((inside & sampled).any()) else inside
-            median = float(_medians(x[chosen.to(x.device)].reshape(1, -1))[0])
+            known = medians[inside[sampled]]
+            median = float((known if len(known) else _medians(x[inside.to(x.device)])).median())
             least = max(self.criterion.magnitude, self.criterion.times * median)
             for row in (inside & (largest >= least)).nonzero()[:, 0].tolist():
                 for dimension in (x[row].abs() >= least).nonzero()[:, 0].tolist():

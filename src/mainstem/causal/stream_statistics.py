@@ -6,7 +6,7 @@ first position of a window is shown apart, because in many models it is a sink w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -63,6 +63,20 @@ class Rows:
         return flat[self.index.to(flat.device)]
 
 
+class Scratch:
+    """Memory that is used again from point to point: fresh memory costs more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self.held = torch.empty(0)
+
+    def like(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory of the shape of `x`, with anything in it; by default of its dtype, float32 at least."""
+        dtype = torch.promote_types(x.dtype, torch.float32) if dtype is None else dtype
+        if (self.held.shape, self.held.dtype, self.held.device) != (x.shape, dtype, x.device):
+            self.held = torch.empty_like(x, dtype=dtype)
+        return self.held
+
+
 @dataclass(frozen=True, eq=False)
 class Seen:
     """One point's vectors in one batch, and what several watchers take from them.
@@ -70,10 +84,12 @@ class Seen:
     Attributes:
         x: the vectors of the counted tokens, those at first positions of windows in front.
         rows: the tokens.
+        scratch: memory to work in, shared by all that look on.
     """
 
     x: Float[Tensor, "token d_model"]
     rows: Rows
+    scratch: Scratch = field(default_factory=Scratch)
 
     @property
     def firsts(self) -> Float[Tensor, "first d_model"]:
@@ -86,18 +102,16 @@ class Seen:
         return self.x[self.rows.firsts :]
 
     @cached_property
-    def extremes(self) -> tuple[Float[Tensor, " d_model"], Float[Tensor, " d_model"]]:
-        """Each coordinate's smallest and largest value among the others; there has to be one."""
-        return self.rest.amin(0), self.rest.amax(0)
+    def magnitudes_of_rest(self) -> Float[Tensor, " d_model"]:
+        """Each coordinate's largest magnitude among the others; there has to be one."""
+        return torch.abs(self.rest, out=self.scratch.like(self.rest, self.rest.dtype)).amax(0)
 
     @cached_property
     def magnitudes(self) -> Float[Tensor, " d_model"]:
         """Each coordinate's largest magnitude among all."""
-        if not len(self.rest):
-            return self.x.abs().amax(0)
-        least, largest = self.extremes
-        magnitudes = torch.maximum(largest, -least)
-        return torch.maximum(magnitudes, self.firsts.abs().amax(0)) if self.rows.firsts else magnitudes
+        parts = [self.firsts.abs().amax(0)] if len(self.firsts) else []
+        parts += [self.magnitudes_of_rest] if len(self.rest) else []
+        return torch.stack(parts).amax(0)
 
 
 class Watcher(Protocol):
@@ -133,10 +147,11 @@ def watch(
         report: called after each batch with the number of tokens done.
     """
     state: list[Rows] = []
+    scratch = Scratch()
 
     def tap(number: int, point: StreamPoint):
         def see(x: Tensor) -> None:
-            seen = Seen(state[-1].of_run(x), state[-1])
+            seen = Seen(state[-1].of_run(x), state[-1], scratch)
             for watcher in watchers:
                 watcher.see(number, seen)
 
@@ -151,20 +166,6 @@ def watch(
             report(done)
 
 
-class Scratch:
-    """Memory that is used again from point to point: fresh memory costs more than what is computed in it."""
-
-    def __init__(self) -> None:
-        self.held = torch.empty(0)
-
-    def like(self, x: Tensor) -> Tensor:
-        """Memory of the shape of `x` and its dtype, float32 at least, with anything in it."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        if (self.held.shape, self.held.dtype, self.held.device) != (x.shape, dtype, x.device):
-            self.held = torch.empty_like(x, dtype=dtype)
-        return self.held
-
-
 class PointMoments:
     """The moments of every point: of tokens at the first position of a window, and of the rest."""
 
@@ -176,7 +177,6 @@ class PointMoments:
         self.rest: list[Moments | None] = [None] * len(points)
         self.first: list[Moments | None] = [None] * len(points)
         self.held: list[list[Tensor]] = [[] for _ in points]
-        self.scratch = Scratch()
 
     def see(self, number: int, seen: Seen) -> None:
         """Adds one batch's; see `Watcher`.
@@ -189,7 +189,7 @@ class PointMoments:
             if sum(len(part) for part in self.held[number]) >= self.FIRSTS:
                 self._add_firsts(number)
         if len(seen.rest):
-            self._add(self.rest, number, Moments.of(seen.rest, seen.extremes, self.scratch.like(seen.rest)))
+            self._add(self.rest, number, Moments.of(seen.rest, seen.magnitudes_of_rest, seen.scratch.like(seen.rest)))
 
     def _add_firsts(self, number: int) -> None:
         self._add(self.first, number, Moments.of(torch.cat(self.held[number])))
@@ -237,7 +237,6 @@ class PointOutliers:
         self.layers = [point.layer for point in points]
         self.magnitude, self.per_rms = magnitude, per_rms
         self.counts: OutlierCounts | None = None
-        self.scratch = Scratch()
 
     def see(self, number: int, seen: Seen) -> None:
         """Counts one batch's; see `Watcher`."""
@@ -251,13 +250,14 @@ class PointOutliers:
             self.numbers, self.counts = [], None
             return
         place, magnitudes = self.numbers.index(number), None if self.per_rms else seen.magnitudes
-        self.counts.add(place, self._in_units(x) if self.per_rms else x, magnitudes)
+        self.counts.add(place, in_units(x, seen.scratch) if self.per_rms else x, magnitudes)
 
-    def _in_units(self, x: Tensor) -> Tensor:
-        """Vectors in units of their root mean square; zeros stay zeros."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-        return torch.mul(wide, (x.shape[1] ** 0.5 / norms).nan_to_num(posinf=0.0), out=self.scratch.like(x))
+
+def in_units(x: Float[Tensor, "token d_model"], scratch: Scratch) -> Float[Tensor, "token d_model"]:
+    """Vectors in units of their root mean square, in `scratch`; zeros stay zeros."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    return torch.mul(wide, (x.shape[1] ** 0.5 / norms).nan_to_num(posinf=0.0), out=scratch.like(x))
 
 
 class PointPeaks:
