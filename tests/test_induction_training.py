@@ -164,9 +164,11 @@ def test_tables_and_curves_have_every_model():
 @pytest.mark.slow
 def test_the_quick_form_sees_induction_form(tmp_path):
     experiment = case.run(Settings(quick=True, folder=tmp_path))
-    forms, repeats, in_context, smears, *_ = experiment.claims
+    forms, repeats, in_context, smears, composes, removed = experiment.claims
     assert forms.finding == "reproduced" and forms.values["one layer"][0] < 0.1 < 0.5 <= forms.values["end"][0]
     assert repeats.finding == smears.finding == "reproduced"
     assert in_context.values["inside"][0] > in_context.values["share of the steps"][0]
+    assert composes.values["k"][0] > 3 > composes.values["before"][0]
+    assert removed.values["lost"][0] >= 0.5 > removed.values["random"][0]
     assert json.loads(as_json(experiment))["command"] == "reproduce induction"
     assert "induction heads" in as_html(experiment) and "reproduced" in as_text(experiment)
