@@ -92,12 +92,12 @@ class Seen:
     scratch: Scratch = field(default_factory=Scratch)
 
     @property
-    def firsts(self) -> Float[Tensor, "first d_model"]:
+    def firsts(self) -> Float[Tensor, "token d_model"]:
         """Those at the first position of a window."""
         return self.x[: self.rows.firsts]
 
     @property
-    def rest(self) -> Float[Tensor, "rest d_model"]:
+    def rest(self) -> Float[Tensor, "token d_model"]:
         """The others."""
         return self.x[self.rows.firsts :]
 
