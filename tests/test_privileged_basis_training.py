@@ -221,14 +221,19 @@ def test_what_is_measured_names_every_point_of_the_rules() -> None:
 def test_the_quick_form_shows_the_direction() -> None:
     """One seed of the five arms that decide, against rotations of the same vectors and against SGD.
 
-    At the end of the training: whether an arm passes the loss of the comparison depends on how a machine rounds.
+    What is heavy is held to it at the end of the training, where it is heaviest, because how heavy it is at the loss of
+    the comparison depends on the seed and on how a machine rounds; what is not, at the loss and against what is.
     """
     made = experiment.run(Settings(quick=True))
     arms = {row[0]: dict(zip(made.tables[0].heads, row, strict=True)) for row in made.tables[0].rows}
-    stream = {name: row["stream then"].mean for name, row in arms.items()}
-    computed = {name: row["before MLPs then"].mean for name, row in arms.items()}
-    assert stream["adam"] > HEAVY and stream["adam, single gain"] > HEAVY
-    assert abs(stream["adam, shared rotation"]) < NEAR and computed["adam, shared rotation"] > HEAVY
-    assert abs(stream["adam, independent rotations"]) < NEAR and abs(computed["adam, independent rotations"]) < NEAR
-    assert abs(stream["sgd, single gain"]) < NEAR
+    stream, computed, stream_then, computed_then = (
+        {name: row[head].mean for name, row in arms.items()}
+        for head in ("stream", "before MLPs", "stream then", "before MLPs then")
+    )
+    shared, independent, sgd = "adam, shared rotation", "adam, independent rotations", "sgd, single gain"
+    assert stream_then["adam"] > HEAVY and stream_then["adam, single gain"] > HEAVY and computed_then[shared] > HEAVY
+    for name in (shared, independent, sgd):
+        assert abs(stream[name]) < NEAR and abs(stream_then[name]) < NEAR, name
+    assert abs(computed[independent]) < NEAR and computed_then[independent] < computed_then[shared] / 2
+    assert max(stream[sgd], stream[independent]) < min(stream["adam"], stream["adam, single gain"])
     assert len(made.claims) == 6 and all(claim.finding and claim.null for claim in made.claims)

@@ -25,14 +25,15 @@ def token_kurtosis(
 
     Args:
         x: vectors.
-        scratch: memory of the same size and dtype to work in, which saves more time than the arithmetic takes.
+        scratch: memory of the same size and dtype to work in, which saves more time than the arithmetic takes; without
+            it gradients flow.
     """
     wide = x if x.dtype == torch.float64 else x.float()
     d_model = x.shape[1]
     centred = torch.sub(wide, wide.mean(1, keepdim=True), out=scratch)
     second = torch.linalg.vector_norm(centred, dim=1).square() / d_model
     inverse = second.reciprocal()  # fourth powers of the vector itself leave the range of float32 much sooner
-    squares = centred.square_().mul_(inverse[:, None])
+    squares = centred.square() * inverse[:, None] if scratch is None else centred.square_().mul_(inverse[:, None])
     fourth = torch.linalg.vector_norm(squares, dim=1).double().square() / d_model
     kurtosis = fourth / (second.double() * inverse.double()).square()
     least = (kurtosis < 1 + 1e-3).nonzero()[:, 0]  # what a rounded mean leaves of equal coordinates has a kurtosis of 1
