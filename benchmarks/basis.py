@@ -2,7 +2,8 @@
 
     python -m benchmarks.basis [--rounds 7] [--tokens 1024] [--window 512]
 
-Every state of the stream and what every sublayer and every output matrix reads are measured: moments, kurtosis, outlier
+The pass ends when its last point has gone by, before the unembedding, which the bare forward computes. Every state of
+the stream and what every sublayer and every output matrix reads are measured: moments, kurtosis, outlier
 features, massive activations. The null of random rotations is not in it.
 """
 
@@ -15,7 +16,8 @@ from benchmarks.ratios import compare, peak_memory, table
 from mainstem.basis.measuring import Watched, forward_of
 from mainstem.basis.reference import reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointMoments, watch
+from mainstem.causal.stream_statistics import PointMoments
+from mainstem.causal.stream_watch import watch
 
 
 def main() -> None:

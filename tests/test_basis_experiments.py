@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mainstem.analysis.kurtosis import token_kurtosis
-from mainstem.causal.stream_statistics import Rows, Seen, ThinnedKurtosis
+from mainstem.causal.stream_statistics import ThinnedKurtosis
+from mainstem.causal.stream_watch import Rows, Seen
 from mainstem.experiments import outliers_claims as outliers
 from mainstem.experiments import privileged_basis_claims as privileged
 from mainstem.results.basis_ablations import AblationRow, AblationSection, ControlVerdict, DimensionRow, PatternRow
@@ -140,6 +141,6 @@ def test_kurtosis_without_one_dimension_is_that_of_the_others(left):
     x = torch.randn(9, 8, generator=torch.Generator().manual_seed(left))
     rows = Rows((1, 9), torch.arange(9), 1, torch.arange(9), torch.arange(9))
     thinned = ThinnedKurtosis([left])
-    thinned.see(0, Seen(x, rows))
+    thinned.see([0], Seen(x[None], rows))
     others = [i for i in range(8) if i != left]
     torch.testing.assert_close(thinned.kurtosis()[0], token_kurtosis(x[1:, others]).mean())

@@ -13,7 +13,8 @@ from mainstem.basis.kept_sections import Finished, KeptSections, identity
 from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.reference import reference
 from mainstem.causal.stream_points import StreamPoint
-from mainstem.causal.stream_statistics import PointOutliers, Rows, Seen
+from mainstem.causal.stream_statistics import PointOutliers
+from mainstem.causal.stream_watch import Rows, Seen
 from mainstem.errors import UsageError
 from mainstem.lab.texts import Text, open_text
 from mainstem.report import as_html, as_json, as_text
@@ -49,7 +50,7 @@ def counted(shares, layers, magnitude=6.0, tokens=100):
     for place, share in enumerate(shares):
         x = small(tokens, place)
         x[: round(share * tokens), 7] = -8.0
-        counts.add(place, x)
+        counts.add([place], x[None])
     return counts
 
 
@@ -89,9 +90,9 @@ def test_a_layer_counts_once_over_its_inputs_and_often_means_a_share_of_position
 def test_counts_do_not_depend_on_batches():
     x = torch.cat([small(60, 1), small(60, 2) * 4, -small(30, 3) * 3])
     whole, parts = OutlierCounts([0], WIDTH, 6.0), OutlierCounts([0], WIDTH, 6.0)
-    whole.add(0, x)
+    whole.add([0], x[None])
     for part in x.split([1, 80, 69]):
-        parts.add(0, part)
+        parts.add([0], part[None])
     assert whole.features(Criterion()) == parts.features(Criterion()) != []
     assert whole.values == int((x.abs() >= 6).sum())
 
@@ -107,7 +108,7 @@ def test_what_is_counted_in_units_of_each_token_does_not_depend_on_what_chooses_
         outliers = PointOutliers([StreamPoint("embed", "stream", 0, None)], "stream", magnitude, per_rms=True)
         for firsts, part in ((1, x[:200]), (0, x[200:])):
             index = torch.arange(len(part))
-            outliers.see(0, Seen(part, Rows((1, len(part)), index, firsts, index, index)))
+            outliers.see([0], Seen(part[None], Rows((1, len(part)), index, firsts, index, index)))
         assert torch.equal(outliers.counts.hits[0], (scaled.abs() >= magnitude).sum(0))
         assert outliers.counts.values > 0 and int(outliers.counts.tokens[0]) == 300
 
@@ -116,7 +117,7 @@ def test_quartiles_are_those_of_the_values_to_two_per_cent():
     x = torch.zeros(4000, WIDTH)
     x[:, 3] = torch.linspace(-40, 60, 4000)
     counts = OutlierCounts([0], WIDTH, 6.0)
-    counts.add(0, x)
+    counts.add([0], x[None])
     (one,) = counts.features(Criterion())
     values = x[:, 3][x[:, 3].abs() >= 6]
     expected = values.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()

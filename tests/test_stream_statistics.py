@@ -13,12 +13,14 @@ from zoo import build
 import mainstem
 from mainstem.analysis.kurtosis import neuron_kurtosis, random_expectation, token_kurtosis
 from mainstem.analysis.moments import Moments
-from mainstem.analysis.peaks import MassiveCriterion, Peaks
+from mainstem.analysis.peaks import MassiveCriterion, Peaks, Tokens, medians_and_largest
 from mainstem.analysis.rotations import random_rotation
 from mainstem.basis.measuring import Watched, forward_of, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.reference import Reference
+from mainstem.causal import stream_watch
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointMoments, RotatedKurtosis, Rows, Seen, ThinnedKurtosis, watch
+from mainstem.causal.stream_statistics import PointMoments, RotatedKurtosis, ThinnedKurtosis
+from mainstem.causal.stream_watch import Rows, Seen, watch
 from mainstem.errors import NotFiniteError
 from mainstem.lab.texts import Text
 from mainstem.run.windows import windows
@@ -146,7 +148,7 @@ def test_vectors_without_differences_are_left_out_of_nulls_too(made, dtype):
 
     def seen(x):
         watcher, index = made(point), torch.arange(len(x))
-        watcher.see(0, Seen(x, Rows((1, len(x)), index, 1, index, index)))
+        watcher.see([0], Seen(x[None], Rows((1, len(x)), index, 1, index, index)))
         return watcher
 
     whole, without = seen(x), seen(x[[0, 1, 2, 4, 5]])
@@ -163,8 +165,9 @@ def naive(model, points, cut):
     kept = [[] for _ in points]
 
     class Keep:
-        def see(self, number, seen):
-            kept[number].append(seen.x.double())
+        def see(self, numbers, seen):
+            for number, x in zip(numbers, seen.x, strict=True):
+                kept[number].append(x.double())
 
     watch(model.module, forward_of(model), points, cut, [Keep()])
     return [torch.cat(parts) for parts in kept]
@@ -225,14 +228,46 @@ def test_the_run_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.module.modules())
 
 
-def test_a_value_that_is_no_number_is_refused_by_its_place():
+@pytest.mark.parametrize("together", [1, 1 << 20])
+def test_a_value_that_is_no_number_is_refused_by_its_first_place(together, monkeypatch):
+    """Also where points of one kind are shown before earlier ones of another."""
+    monkeypatch.setattr(stream_watch, "TOGETHER", together)
     module = build("llama")
     model = mainstem.open(module)
-    _ = model.anatomy
+    text, points = on(model, 24, 12), stream_points(model.anatomy)
     with torch.no_grad():
         module.model.layers[1].mlp.down_proj.weight[0, 0] = torch.inf
-    with pytest.raises(NotFiniteError, match="L1.mlp"):
-        measure_stream(model, on(model, 24, 12))
+    with pytest.raises(NotFiniteError, match=r"L1\.mlp\b(?!\.)"):
+        measure_stream(model, text)
+    backwards = Watched(points[::-1])
+    with pytest.raises(NotFiniteError, match=r"L1\.mlp\b(?!\.)"):
+        watch(module, forward_of(model), backwards.points, text.windows, backwards.watchers)
+
+
+def test_a_run_is_over_when_its_last_point_has_gone_by():
+    model = mainstem.open(build("llama"))
+    text, called, _ = on(model, 24, 12), [], model.anatomy
+    handle = model.module.lm_head.register_forward_hook(lambda *_: called.append(1))
+    measured = measure_stream(model, text)
+    handle.remove()
+    assert not called and int(measured.moments.whole(0).tokens) == 24
+
+
+@pytest.mark.parametrize("together", [1, 1500, 1 << 20])
+def test_statistics_do_not_depend_on_how_many_points_are_shown_together(together, monkeypatch):
+    model = mainstem.open(build("gpt2"))
+    text = on(model, 40, 12)
+    one = measure_stream(model, text, magnitude=1.0)
+    monkeypatch.setattr(stream_watch, "TOGETHER", together)
+    other = measure_stream(model, text, magnitude=1.0)
+    for number in range(len(one.points)):
+        for part in ("mean", "deviation", "magnitude", "kurtosis_sum", "tokens", "varied"):
+            mine, others = (getattr(each.moments.whole(number), part) for each in (one, other))
+            assert_close(mine, others, rtol=1e-6, atol=1e-9)
+        assert str(one.peaks.ratio(number)) == str(other.peaks.ratio(number))  # NaN where no window has a sample
+    for kind in ("inputs", "heads", "stream"):
+        mine, others = (getattr(each, kind).counts for each in (one, other))
+        assert torch.equal(mine.hits, others.hits) and torch.equal(mine.classes, others.classes)
 
 
 def test_the_null_is_three_and_one_large_dimension_is_not():
@@ -254,16 +289,20 @@ def test_the_null_is_three_and_one_large_dimension_is_not():
 # --- massive activations ----------------------------------------------------------------------------------
 
 
-def places(count, length):
-    index = torch.arange(count)
-    return index, index, index // length, index % length
+def tokens(index, length):
+    return Tokens(index, index, index // length, index % length)
+
+
+def add_to(peaks, x, index, length):
+    where = tokens(index, length)
+    peaks.add(x, where, *medians_and_largest(x[where.sampled]), x.abs().amax(0))
 
 
 def test_massive_activations_are_found_with_their_tokens():
     x = gaussian(32, D_MODEL, seed=3).float() * 0.1
     x[0, 4], x[16, 4], x[9, 4] = 500.0, -700.0, 90.0  # the last one is not above 100
     peaks = Peaks(MassiveCriterion())
-    peaks.add(x, *places(32, 16))
+    add_to(peaks, x, torch.arange(32), 16)
     assert list(peaks.massive) == [4]
     found = peaks.massive[4]
     assert (found.count, found.firsts, found.value, found.token, found.place) == (2, 2, -700.0, 16, 16)
@@ -275,20 +314,28 @@ def test_a_large_value_in_a_large_vector_is_not_massive():
     x = gaussian(32, D_MODEL, seed=3).float() * 10
     x[3, 4] = 500.0
     peaks = Peaks(MassiveCriterion())
-    peaks.add(x, *places(32, 16))
+    add_to(peaks, x, torch.arange(32), 16)
     assert not peaks.massive
     sampled = x.abs()[[4, 12, 20, 28]]
     assert peaks.max_over_median == pytest.approx(float((sampled.amax(1) / sampled.median(1).values).mean()), rel=1e-5)
+
+
+def test_a_window_too_short_for_a_sample_has_the_median_of_all_its_tokens():
+    x = gaussian(3, D_MODEL, seed=3).float() * 0.01
+    x[1, 4] = 500.0
+    peaks = Peaks(MassiveCriterion())
+    add_to(peaks, x, torch.arange(3), 3)
+    assert peaks.massive[4].count == 1 and math.isnan(peaks.max_over_median)
+    assert peaks.massive[4].times == pytest.approx(500 / float(x.abs().median(1).values.median()), rel=1e-5)
 
 
 def test_massive_activations_do_not_depend_on_batches():
     x = gaussian(64, D_MODEL, seed=3).float() * 0.1
     x[::16, 4] = 500.0
     whole, parts = Peaks(MassiveCriterion()), Peaks(MassiveCriterion())
-    whole.add(x, *places(64, 16))
-    for part in range(0, 64, 16):
-        chosen = slice(part, part + 16)
-        parts.add(x[chosen], *(each[chosen] for each in places(64, 16)))
+    add_to(whole, x, torch.arange(64), 16)
+    for part in torch.arange(64).split(16):
+        add_to(parts, x[part], part, 16)
     assert whole.massive == parts.massive
     assert whole.max_over_median == pytest.approx(parts.max_over_median)
 
@@ -300,9 +347,9 @@ def test_memory_does_not_grow_with_the_text():
         watched = Watched(stream_points(model.anatomy, "stream"))
         text = on(model, count, 4)
         watch(model.module, forward_of(model), watched.points, text.windows, watched.watchers, batch=16)
-        return sum(
-            value.numel() for moments in (*watched.moments.first, *watched.moments.rest) if moments is not None
-            for value in vars(moments).values() if isinstance(value, torch.Tensor)
-        ) + sum(len(part) for parts in watched.moments.held for part in parts)  # fmt: skip
+        moments = watched.moments
+        kept = [*(one for one in moments.first if one), *(table.moments for table in moments.rest.values())]
+        sums = sum(part.numel() for one in kept for part in vars(one).values())
+        return sums + sum(len(part) for parts in moments.held for part in parts)
 
     assert held(4 * 80) == held(4 * 144)

@@ -17,7 +17,8 @@ from mainstem.basis.ablation_rows import verdicts
 from mainstem.causal.changes import Pass, change_taps
 from mainstem.causal.evaluation import Evaluation, evaluate
 from mainstem.causal.head_changes import received
-from mainstem.causal.stream_statistics import PointMoments, watch
+from mainstem.causal.stream_statistics import PointMoments
+from mainstem.causal.stream_watch import watch
 from mainstem.causal.top_attention import top_attention
 from mainstem.causal.zeroed_dimensions import (
     at_mean,

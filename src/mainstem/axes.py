@@ -21,6 +21,7 @@ AXES: Mapping[str, str] = MappingProxyType(
         "destination": "the positions asked for, out of pos",
         "pair": "rows of a flat list of (batch, position) pairs",
         "token": "batch and pos made flat: tokens routed to experts, or counted in a text",
+        "sample": "the tokens, out of those counted, of which medians are taken",
         "window": "windows that a long text is cut into",
         "type": "distinct tokens that a probe can be about",
         "candidate": "tokens that a probe chooses from",

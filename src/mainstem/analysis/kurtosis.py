@@ -13,10 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+EQUAL = 16
+"""Coordinates count as equal if their root mean square about their mean is at most so many of its roundings."""
+
 
 def token_kurtosis(
-    x: Float[Tensor, "token d_model"], scratch: Float[Tensor, "token d_model"] | None = None
-) -> Float[Tensor, " token"]:
+    x: Float[Tensor, "*point token d_model"], scratch: Float[Tensor, "*point token d_model"] | None = None
+) -> Float[Tensor, "*point token"]:
     """Each token's kurtosis over its coordinates; NaN where all coordinates are equal.
 
     Elementwise in the dtype of `x`, at least float32, where a token's number is good to 1e-5 up to 4,096 coordinates of
@@ -25,21 +28,20 @@ def token_kurtosis(
 
     Args:
         x: vectors.
-        scratch: memory of the same size and dtype to work in, which saves more time than the arithmetic takes; without
-            it gradients flow.
+        scratch: memory of the same size to work in, in the dtype of the work, which saves more time than the arithmetic
+            takes; without it gradients flow.
     """
     wide = x if x.dtype == torch.float64 else x.float()
-    d_model = x.shape[1]
-    centred = torch.sub(wide, wide.mean(1, keepdim=True), out=scratch)
-    second = torch.linalg.vector_norm(centred, dim=1).square() / d_model
-    inverse = second.reciprocal()  # fourth powers of the vector itself leave the range of float32 much sooner
-    squares = centred.square() * inverse[:, None] if scratch is None else centred.square_().mul_(inverse[:, None])
-    fourth = torch.linalg.vector_norm(squares, dim=1).double().square() / d_model
-    kurtosis = fourth / (second.double() * inverse.double()).square()
-    least = (kurtosis < 1 + 1e-3).nonzero()[:, 0]  # what a rounded mean leaves of equal coordinates has a kurtosis of 1
-    if len(least):
-        kurtosis[least] = kurtosis[least].masked_fill((x[least] == x[least, :1]).all(1), torch.nan)
-    return kurtosis
+    d_model = x.shape[-1]
+    mean = wide.mean(-1, keepdim=True)
+    centred = torch.sub(wide, mean, out=scratch)
+    norm = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+    inverse = norm.reciprocal()  # fourth powers of the vector itself leave the range of float32 much sooner
+    squares = (centred * inverse).square() if scratch is None else centred.mul_(inverse).square_()
+    fourth = torch.linalg.vector_norm(squares, dim=-1).double().square()
+    unit = (norm.double() * inverse.double())[..., 0]  # the reciprocal was rounded
+    equal = norm <= EQUAL * torch.finfo(norm.dtype).eps * d_model**0.5 * mean.abs()
+    return (d_model * fourth / unit.pow(4)).masked_fill(equal[..., 0], torch.nan)
 
 
 def neuron_kurtosis(rms: Float[Tensor, " d_model"]) -> float:

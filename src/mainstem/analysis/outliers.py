@@ -83,31 +83,31 @@ class OutlierCounts:
 
     def add(
         self,
-        place: int,
-        x: Float[Tensor, "token d_model"],
-        magnitudes: Float[Tensor, " d_model"] | None = None,
+        places: Sequence[int],
+        x: Float[Tensor, "point token d_model"],
+        magnitudes: Float[Tensor, "point d_model"] | None = None,
     ) -> None:
-        """Counts one batch of vectors at a place.
+        """Counts one batch of vectors at some places.
 
         Args:
-            place: which.
+            places: which, each of them named once.
             x: vectors.
             magnitudes: each dimension's largest magnitude in `x`, where it is known.
         """
-        self.tokens[place] += len(x)
-        magnitudes = torch.maximum(x.amax(0), -x.amin(0)) if magnitudes is None else magnitudes
-        dimensions = (magnitudes >= self.magnitude).nonzero()[:, 0]
+        at = torch.tensor(places)
+        self.tokens[at] += x.shape[1]
+        magnitudes = torch.maximum(x.amax(1), -x.amin(1)) if magnitudes is None else magnitudes
+        dimensions = (magnitudes >= self.magnitude).any(0).nonzero()[:, 0]
         if not len(dimensions):
             return
-        columns = x[:, dimensions].double()
+        columns = x[:, :, dimensions].cpu().double()
         hit = columns.abs() >= self.magnitude
         dimensions = dimensions.cpu()
-        self.hits[place, dimensions] += hit.sum(0).cpu()
-        values, of = columns[hit].cpu(), dimensions[hit.nonzero()[:, 1].cpu()]
-        octaves = (values.abs() / self.magnitude).log2()
+        self.hits[at[:, None], dimensions] += hit.sum(1)
+        values, of = columns[hit], dimensions[hit.nonzero()[:, 2]]
+        octaves = (values.abs() / self.magnitude).log2().clamp_max(CLASSES)
         size = (octaves * PER_OCTAVE).long().clamp_max(CLASSES - 1)
-        place_of = torch.where(values > 0, CLASSES + size, CLASSES - 1 - size)
-        flat = of * 2 * CLASSES + place_of
+        flat = of * 2 * CLASSES + torch.where(values > 0, CLASSES + size, CLASSES - 1 - size)
         self.classes.view(-1).index_add_(0, flat, torch.ones_like(flat))
 
     @property

@@ -7,10 +7,11 @@ al. 2024) is another number. Medians are taken of every eighth token, because th
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 EVERY = 8
@@ -54,6 +55,33 @@ class Massive:
             self.times = abs(value) / median if median else float("inf")
 
 
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Where the vectors of one batch are from.
+
+    Attributes:
+        ids: the tokens.
+        places: where they are in the text.
+        windows: which window of the batch they are in.
+        positions: where they are in it.
+    """
+
+    ids: Int[Tensor, " token"]
+    places: Int[Tensor, " token"]
+    windows: Int[Tensor, " token"]
+    positions: Int[Tensor, " token"]
+
+    @cached_property
+    def sampled(self) -> Int[Tensor, " sample"]:
+        """Those of which medians are taken; none is at a first position."""
+        return (self.positions % EVERY == EVERY // 2).nonzero()[:, 0]
+
+    @cached_property
+    def by_window(self) -> list[Bool[Tensor, " token"]]:
+        """For each window which tokens are in it."""
+        return [self.windows == window for window in self.windows.unique().tolist()]
+
+
 class Peaks:
     """What stands out at one place, token by token."""
 
@@ -66,37 +94,47 @@ class Peaks:
     def add(
         self,
         x: Float[Tensor, "token d_model"],
-        ids: Int[Tensor, " token"],
-        places: Int[Tensor, " token"],
-        windows: Int[Tensor, " token"],
-        positions: Int[Tensor, " token"],
+        tokens: Tokens,
+        medians: Float[Tensor, " sample"],
+        largest: Float[Tensor, " sample"],
+        magnitudes: Float[Tensor, " d_model"],
     ) -> None:
         """One batch.
 
         Args:
             x: vectors.
-            ids: their tokens.
-            places: where they are in the text.
-            windows: which window of the batch they are in.
-            positions: where they are in it.
+            tokens: where they are from.
+            medians: the median magnitude of each sampled one, from `medians_and_largest`.
+            largest: the largest of each, from there too.
+            magnitudes: each coordinate's largest magnitude in `x`.
         """
-        largest = torch.maximum(x.amax(1), -x.amin(1)).cpu()
-        sampled = (positions % EVERY == EVERY // 2).nonzero()[:, 0]
-        medians = _medians(x[sampled.to(x.device)])
-        ratios = largest[sampled].double() / medians
+        ratios = largest / medians
         finite = ratios.isfinite()
         self.ratio_sum += float(ratios[finite].sum())
         self.sampled += int(finite.sum())
-        for window in windows[largest > self.criterion.magnitude].unique().tolist():
-            inside = windows == window
-            known = medians[inside[sampled]]
-            median = float((known if len(known) else _medians(x[inside.to(x.device)])).median())
-            least = max(self.criterion.magnitude, self.criterion.times * median)
-            for row in (inside & (largest >= least)).nonzero()[:, 0].tolist():
-                for dimension in (x[row].abs() >= least).nonzero()[:, 0].tolist():
-                    found = self.massive.setdefault(dimension, Massive())
-                    found.add(float(x[row, dimension]), median, int(ids[row]), int(places[row]))
-                    found.firsts += int(positions[row]) == 0
+        if float(magnitudes.max()) <= self.criterion.magnitude:
+            return
+        for inside in tokens.by_window:
+            known = medians[inside[tokens.sampled]]
+            known = known if len(known) else medians_and_largest(x[inside.to(x.device)])[0]
+            self._add_massive(x, tokens, inside, float(known.median()), magnitudes)
+
+    def _add_massive(
+        self,
+        x: Float[Tensor, "token d_model"],
+        tokens: Tokens,
+        inside: Bool[Tensor, " token"],
+        median: float,
+        magnitudes: Float[Tensor, " d_model"],
+    ) -> None:
+        """Those of one window with this median."""
+        least = max(self.criterion.magnitude, self.criterion.times * median)
+        dimensions = (magnitudes >= least).nonzero()[:, 0]
+        columns = x[:, dimensions].cpu()
+        for row, column in ((columns.abs() >= least) & inside[:, None]).nonzero().tolist():
+            found = self.massive.setdefault(int(dimensions[column]), Massive())
+            found.add(float(columns[row, column]), median, int(tokens.ids[row]), int(tokens.places[row]))
+            found.firsts += int(tokens.positions[row]) == 0
 
     @property
     def max_over_median(self) -> float:
@@ -104,8 +142,10 @@ class Peaks:
         return self.ratio_sum / self.sampled if self.sampled else float("nan")
 
 
-def _medians(x: Float[Tensor, "token d_model"]) -> Float[Tensor, " token"]:
-    """Each row's median magnitude (the lower one of an even number), by NumPy's selection, which is faster."""
-    middle = (x.shape[1] - 1) // 2
-    rows = np.partition(x.abs().float().cpu().numpy(), middle, axis=1)[:, middle]
-    return torch.from_numpy(rows).double()
+def medians_and_largest(
+    x: Float[Tensor, "*point token d_model"],
+) -> tuple[Float[Tensor, "*point token"], Float[Tensor, "*point token"]]:
+    """Each vector's median magnitude (the lower one of an even number) and its largest, by NumPy's faster selection."""
+    middle = (x.shape[-1] - 1) // 2
+    parted = np.partition(x.abs().float().cpu().numpy(), middle, axis=-1)
+    return torch.from_numpy(parted[..., middle]).double(), torch.from_numpy(parted[..., middle:].max(-1)).double()

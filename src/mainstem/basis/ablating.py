@@ -32,7 +32,8 @@ from mainstem.basis.reference import Reference, reference
 from mainstem.causal.changes import Change
 from mainstem.causal.evaluation import Evaluation, evaluate
 from mainstem.causal.rotated import plain_run
-from mainstem.causal.stream_statistics import PointMoments, PointOutliers, watch
+from mainstem.causal.stream_statistics import PointMoments, PointOutliers
+from mainstem.causal.stream_watch import watch
 from mainstem.causal.top_attention import top_attention
 from mainstem.causal.zeroed_dimensions import (
     ReadInput,

@@ -12,15 +12,8 @@ from mainstem.analysis.peaks import MassiveCriterion
 from mainstem.basis.reference import Reference
 from mainstem.causal.rotated import plain_run
 from mainstem.causal.stream_points import StreamPoint, stream_points
-from mainstem.causal.stream_statistics import (
-    Forward,
-    PointMoments,
-    PointOutliers,
-    PointPeaks,
-    RotatedKurtosis,
-    Watcher,
-    watch,
-)
+from mainstem.causal.stream_statistics import PointMoments, PointOutliers, PointPeaks, RotatedKurtosis
+from mainstem.causal.stream_watch import Forward, Watcher, watch
 from mainstem.results.basis_kurtosis import KurtosisSection, PointRow
 
 if TYPE_CHECKING:
@@ -128,12 +121,13 @@ def rotate_stream(
 def kurtosis_section(watched: Watched, rotated: RotatedKurtosis) -> KurtosisSection:
     """What the report says of kurtosis."""
     moments, null = watched.moments, rotated.kurtosis()
+    tokens = int(moments.whole(0).tokens)
     rows = [
         _row(point, moments.whole(number), moments.without_first(number), null[number], watched.peaks.ratio(number))
         for number, point in enumerate(rotated.points)
     ]
     return KurtosisSection(
-        tokens={"all": moments.whole(0).tokens, "first": moments.whole(0).tokens - moments.without_first(0).tokens},
+        tokens={"all": tokens, "first": tokens - int(moments.without_first(0).tokens)},
         expectation=random_expectation(rotated.d_model),
         rotations={"draws": rotated.draws, "tokens": int(rotated.tokens[0])},
         points=rows,

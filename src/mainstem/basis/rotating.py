@@ -27,7 +27,8 @@ from mainstem.causal.reference import reference_text
 from mainstem.causal.rotated import Rotated, check, plain_run
 from mainstem.causal.rotated import rotated as rotated_copy
 from mainstem.causal.stream_points import stream_points, tap_at
-from mainstem.causal.stream_statistics import PointMoments, watch
+from mainstem.causal.stream_statistics import PointMoments
+from mainstem.causal.stream_watch import watch
 from mainstem.errors import ChoiceError
 from mainstem.lab.texts import Text
 from mainstem.model.discovery import probe_ids

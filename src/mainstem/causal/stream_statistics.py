@@ -1,169 +1,18 @@
-"""One pass over a text, with everything measured at every point of the stream while it runs, and nothing kept.
+"""What is measured at the points of the stream while a text goes by: see `mainstem.causal.stream_watch.watch`."""
 
-`watch` runs the model window by window and shows each point's vectors to what measures them (`Watcher`): sums in
-`mainstem.analysis`, whose size does not depend on the text. Each token is counted once, however windows overlap. The
-first position of a window is shown apart, because in many models it is a sink with values like no other's.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.kurtosis import token_kurtosis
-from mainstem.analysis.moments import Moments
+from mainstem.analysis.moments import Moments, MomentTable
 from mainstem.analysis.outliers import OutlierCounts
-from mainstem.analysis.peaks import MassiveCriterion, Peaks
+from mainstem.analysis.peaks import MassiveCriterion, Peaks, medians_and_largest
 from mainstem.analysis.rotations import random_rotation
-from mainstem.causal.stream_points import PointKind, StreamPoint, tap_at
-from mainstem.errors import NotFiniteError
-from mainstem.model.hooks import tapped
-from mainstem.run.windows import Windows
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The counted tokens of one batch of windows, those at the first position of a window in front.
-
-    Attributes:
-        shape: (batch, pos) of the run.
-        index: [token] where they are in the batch made flat.
-        firsts: how many of them are at a window's first position.
-        ids: [token] the tokens.
-        places: [token] where they are in the text.
-    """
-
-    shape: tuple[int, int]
-    index: Int[Tensor, " token"]
-    firsts: int
-    ids: Int[Tensor, " token"]
-    places: Int[Tensor, " token"]
-
-    @classmethod
-    def of(cls, windows: Windows, rows: slice, before: int) -> "Rows":
-        """Those of some windows; `before` is how many tokens earlier windows had."""
-        fresh, ids = windows.fresh(rows), windows.ids[rows]
-        order = torch.arange(fresh.numel())
-        counted = order[fresh.flatten()]
-        places = before + torch.arange(len(counted))
-        first = counted % windows.length == 0
-        sorting = torch.cat([first.nonzero()[:, 0], (~first).nonzero()[:, 0]])
-        index = counted[sorting]
-        return cls(tuple(ids.shape), index, int(first.sum()), ids.flatten()[index], places[sorting])  # type: ignore[arg-type]
-
-    def of_run(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "token d_model"]:
-        """The rows of a value of the run; no copy where they are all of it."""
-        flat = x.flatten(0, 1)
-        if len(self.index) == len(flat) and self.firsts <= 1:
-            return flat
-        return flat[self.index.to(flat.device)]
-
-
-class Scratch:
-    """Memory that is used again from point to point: fresh memory costs more than what is computed in it."""
-
-    def __init__(self) -> None:
-        self.held = torch.empty(0)
-
-    def like(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory of the shape of `x`, with anything in it; by default of its dtype, float32 at least."""
-        dtype = torch.promote_types(x.dtype, torch.float32) if dtype is None else dtype
-        if (self.held.shape, self.held.dtype, self.held.device) != (x.shape, dtype, x.device):
-            self.held = torch.empty_like(x, dtype=dtype)
-        return self.held
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """One point's vectors in one batch, and what several watchers take from them.
-
-    Attributes:
-        x: the vectors of the counted tokens, those at first positions of windows in front.
-        rows: the tokens.
-        scratch: memory to work in, shared by all that look on.
-    """
-
-    x: Float[Tensor, "token d_model"]
-    rows: Rows
-    scratch: Scratch = field(default_factory=Scratch)
-
-    @property
-    def firsts(self) -> Float[Tensor, "token d_model"]:
-        """Those at the first position of a window."""
-        return self.x[: self.rows.firsts]
-
-    @property
-    def rest(self) -> Float[Tensor, "token d_model"]:
-        """The others."""
-        return self.x[self.rows.firsts :]
-
-    @cached_property
-    def magnitudes_of_rest(self) -> Float[Tensor, " d_model"]:
-        """Each coordinate's largest magnitude among the others; there has to be one."""
-        return torch.abs(self.rest, out=self.scratch.like(self.rest, self.rest.dtype)).amax(0)
-
-    @cached_property
-    def magnitudes(self) -> Float[Tensor, " d_model"]:
-        """Each coordinate's largest magnitude among all."""
-        parts = [self.firsts.abs().amax(0)] if len(self.firsts) else []
-        parts += [self.magnitudes_of_rest] if len(self.rest) else []
-        return torch.stack(parts).amax(0)
-
-
-class Watcher(Protocol):
-    """What measures points of the stream."""
-
-    def see(self, number: int, seen: Seen) -> None:
-        """Point `number`'s vectors in one batch."""
-        ...
-
-
-Forward = Callable[[Int[Tensor, "batch pos"]], Any]
-
-
-@torch.no_grad()
-def watch(
-    module: torch.nn.Module,
-    forward: Forward,
-    points: Sequence[StreamPoint],
-    windows: Windows,
-    watchers: Sequence[Watcher],
-    batch: int = 1,
-    report: Callable[[int], None] = lambda tokens: None,
-) -> None:
-    """Runs a text and shows every point of every batch to every watcher.
-
-    Args:
-        module: the model; it is left as it was.
-        forward: a forward pass of it.
-        points: what is watched.
-        windows: the text.
-        watchers: what measures; the memory is theirs.
-        batch: windows that run together.
-        report: called after each batch with the number of tokens done.
-    """
-    state: list[Rows] = []
-    scratch = Scratch()
-
-    def tap(number: int, point: StreamPoint):
-        def see(x: Tensor) -> None:
-            seen = Seen(state[-1].of_run(x), state[-1], scratch)
-            for watcher in watchers:
-                watcher.see(number, seen)
-
-        return tap_at(point, see, lambda: state[-1].shape)
-
-    done = 0
-    with tapped(module, [tap(number, point) for number, point in enumerate(points)]):
-        for rows in windows.batches(batch):
-            state[:] = [Rows.of(windows, rows, done)]
-            forward(windows.ids[rows])
-            done += len(state[-1].index)
-            report(done)
+from mainstem.causal.stream_points import PointKind, StreamPoint
+from mainstem.causal.stream_watch import Scratch, Seen
 
 
 class PointMoments:
@@ -174,38 +23,36 @@ class PointMoments:
 
     def __init__(self, points: Sequence[StreamPoint]) -> None:
         self.points = points
-        self.rest: list[Moments | None] = [None] * len(points)
+        self.rest: dict[int, MomentTable] = {}
         self.first: list[Moments | None] = [None] * len(points)
         self.held: list[list[Tensor]] = [[] for _ in points]
 
-    def see(self, number: int, seen: Seen) -> None:
-        """Adds one batch's; see `Watcher`.
-
-        Raises:
-            NotFiniteError: something in it is no finite number; names the point.
-        """
-        if len(seen.firsts):
-            self.held[number].append(seen.firsts.clone())
+    def see(self, numbers: Sequence[int], seen: Seen) -> None:
+        """Adds one batch's; see `Watcher`."""
+        for number, firsts in zip(numbers, seen.firsts, strict=True):
+            if len(firsts):
+                self.held[number].append(firsts.clone())
             if sum(len(part) for part in self.held[number]) >= self.FIRSTS:
                 self._add_firsts(number)
-        if len(seen.rest):
-            self._add(self.rest, number, Moments.of(seen.rest, seen.magnitudes_of_rest, seen.scratch.like(seen.rest)))
+        rest = seen.rest
+        if rest.shape[1]:
+            self._add(numbers, Moments.of(rest, seen.magnitudes_of_rest, seen.scratch.like(rest)))
+
+    def _add(self, numbers: Sequence[int], made: Moments) -> None:
+        width = made.mean.shape[-1]
+        self.rest.setdefault(width, MomentTable(width)).add(numbers, made)
 
     def _add_firsts(self, number: int) -> None:
-        self._add(self.first, number, Moments.of(torch.cat(self.held[number])))
+        made, known = Moments.of(torch.cat(self.held[number])), self.first[number]
+        self.first[number] = made if known is None else known + made
         self.held[number].clear()
-
-    def _add(self, sums: list[Moments | None], number: int, made: Moments) -> None:
-        known = sums[number]
-        if not bool(torch.isfinite(made.magnitude).all()):
-            raise NotFiniteError("A value of the stream is not finite", self.points[number].name)
-        sums[number] = made if known is None else known + made
 
     def only(self, numbers: Sequence[int]) -> "PointMoments":
         """The same of some of the points."""
         made = PointMoments([self.points[number] for number in numbers])
         made.first = [self.first_positions(number) for number in numbers]
-        made.rest = [self.rest[number] for number in numbers]
+        for own, number in enumerate(numbers):
+            made._add([own], self.without_first(number)[None])
         return made
 
     def whole(self, number: int) -> Moments:
@@ -220,10 +67,8 @@ class PointMoments:
         return self.first[number]
 
     def without_first(self, number: int) -> Moments:
-        """The moments at a point without the first positions of windows."""
-        found = self.rest[number]
-        assert found is not None, "windows have two tokens at least"
-        return found
+        """The moments at a point without the first positions of windows; windows have two tokens at least."""
+        return next(found for table in self.rest.values() if (found := table.of(number)) is not None)
 
 
 class PointOutliers:
@@ -234,30 +79,34 @@ class PointOutliers:
 
     def __init__(self, points: Sequence[StreamPoint], kind: PointKind, magnitude: float, per_rms: bool = False) -> None:
         self.numbers = [number for number, point in enumerate(points) if point.kind == kind and point.layer is not None]
-        self.layers = [point.layer for point in points]
+        self.layers = [points[number].layer or 0 for number in self.numbers]
         self.magnitude, self.per_rms = magnitude, per_rms
         self.counts: OutlierCounts | None = None
 
-    def see(self, number: int, seen: Seen) -> None:
+    def see(self, numbers: Sequence[int], seen: Seen) -> None:
         """Counts one batch's; see `Watcher`."""
-        if number not in self.numbers:
+        rows = [row for row, number in enumerate(numbers) if number in self.numbers]
+        if not rows:
             return
-        x = seen.x
+        width = seen.x.shape[-1]
         if self.counts is None:
-            layers = [self.layers[own] or 0 for own in self.numbers]
-            self.counts = OutlierCounts(layers, x.shape[1], self.magnitude)
-        if x.shape[1] != self.counts.hits.shape[1]:
+            self.counts = OutlierCounts(self.layers, width, self.magnitude)
+        if width != self.counts.hits.shape[1]:
             self.numbers, self.counts = [], None
             return
-        place, magnitudes = self.numbers.index(number), None if self.per_rms else seen.magnitudes
-        self.counts.add(place, in_units(x, seen.scratch) if self.per_rms else x, magnitudes)
+        all_are = len(rows) == len(numbers)
+        x = seen.x if all_are else seen.x[rows]
+        places = [self.numbers.index(numbers[row]) for row in rows]
+        if self.per_rms:
+            self.counts.add(places, in_units(x, seen.scratch))
+        else:
+            self.counts.add(places, x, seen.magnitudes if all_are else seen.magnitudes[rows])
 
 
-def in_units(x: Float[Tensor, "token d_model"], scratch: Scratch) -> Float[Tensor, "token d_model"]:
+def in_units(x: Float[Tensor, "point token d_model"], scratch: Scratch) -> Float[Tensor, "point token d_model"]:
     """Vectors in units of their root mean square, in `scratch`; zeros stay zeros."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    return torch.mul(wide, (x.shape[1] ** 0.5 / norms).nan_to_num(posinf=0.0), out=scratch.like(x))
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.mul(x, (x.shape[-1] ** 0.5 / norms).nan_to_num(posinf=0.0), out=scratch.like(x))
 
 
 class PointPeaks:
@@ -266,11 +115,14 @@ class PointPeaks:
     def __init__(self, points: Sequence[StreamPoint], criterion: MassiveCriterion) -> None:
         self.peaks = {number: Peaks(criterion) for number, point in enumerate(points) if point.kind == "stream"}
 
-    def see(self, number: int, seen: Seen) -> None:
+    def see(self, numbers: Sequence[int], seen: Seen) -> None:
         """Adds one batch's; see `Watcher`."""
-        if number in self.peaks:
-            rows, length = seen.rows, seen.rows.shape[1]
-            self.peaks[number].add(seen.x, rows.ids, rows.places, rows.index // length, rows.index % length)
+        if numbers[0] not in self.peaks:
+            return
+        tokens = seen.rows.tokens
+        medians, largest = medians_and_largest(seen.x[:, tokens.sampled.to(seen.x.device)])
+        for row, number in enumerate(numbers):
+            self.peaks[number].add(seen.x[row], tokens, medians[row], largest[row], seen.magnitudes[row])
 
     def ratio(self, number: int) -> float | None:
         """The mean of the largest magnitude over the median one, where it was measured."""
@@ -287,18 +139,17 @@ class RotatedKurtosis:
         self.sums = torch.zeros(len(points), draws, dtype=torch.float64)
         self.tokens = torch.zeros(len(points), dtype=torch.int64)
 
-    def see(self, number: int, seen: Seen) -> None:
+    def see(self, numbers: Sequence[int], seen: Seen) -> None:
         """Adds one batch's; see `Watcher`. First positions of windows and tokens that are all zero are left out."""
-        x = seen.rest
-        kept = x if x.dtype == torch.float64 else x.float()
-        key = kept.dtype, kept.device
-        if key not in self.cast:
-            self.cast[key] = self.rotations.to(kept)
-        turned = (kept @ self.cast[key]).reshape(-1, self.d_model)
-        kurtosis = token_kurtosis(turned).reshape(len(kept), self.draws)
-        varied = ~kurtosis.isnan().any(1)
-        self.sums[number] += kurtosis[varied].sum(0).cpu()
-        self.tokens[number] += int(varied.sum())
+        for number, x in zip(numbers, seen.rest, strict=True):
+            key = x.dtype, x.device
+            if key not in self.cast:
+                self.cast[key] = self.rotations.to(x)
+            turned = (x @ self.cast[key]).reshape(-1, self.d_model)
+            kurtosis = token_kurtosis(turned).reshape(len(x), self.draws)
+            varied = ~kurtosis.isnan().any(1)
+            self.sums[number] += kurtosis[varied].sum(0).cpu()
+            self.tokens[number] += int(varied.sum())
 
     def kurtosis(self) -> Float[Tensor, "point draw"]:
         """Each point's mean kurtosis after each rotation; NaN where no token has one."""
@@ -314,13 +165,13 @@ class ThinnedKurtosis:
         self.sums = torch.zeros(len(self.dimensions), dtype=torch.float64)
         self.tokens = torch.zeros(len(self.dimensions), dtype=torch.int64)
 
-    def see(self, number: int, seen: Seen) -> None:
+    def see(self, numbers: Sequence[int], seen: Seen) -> None:
         """Adds one batch's; see `Watcher`. Tokens whose other dimensions are all equal are left out."""
-        left = self.dimensions[number]
-        x = seen.rest
-        kurtosis = token_kurtosis(torch.cat([x[:, :left], x[:, left + 1 :]], 1))
-        self.sums[number] += kurtosis.nansum().cpu()
-        self.tokens[number] += int((~kurtosis.isnan()).sum())
+        for number, x in zip(numbers, seen.rest, strict=True):
+            left = self.dimensions[number]
+            kurtosis = token_kurtosis(torch.cat([x[:, :left], x[:, left + 1 :]], 1))
+            self.sums[number] += kurtosis.nansum().cpu()
+            self.tokens[number] += int((~kurtosis.isnan()).sum())
 
     def kurtosis(self) -> Float[Tensor, " point"]:
         """Each point's mean kurtosis; NaN where no token has one."""

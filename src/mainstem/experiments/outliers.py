@@ -8,7 +8,7 @@ paper's int8 quantisers are run in the model's own basis and in a rotated one. T
 count, on the same tokens, of the same vectors in a random basis.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -22,7 +22,8 @@ from mainstem.basis.outlier_reading import outlier_section
 from mainstem.basis.quantising import quantiser_section, rotated_copy
 from mainstem.basis.reference import reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import PointOutliers, Seen, watch
+from mainstem.causal.stream_statistics import PointOutliers
+from mainstem.causal.stream_watch import Seen, watch
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.outliers_claims import Found, assemble
 from mainstem.run.windows import Windows
@@ -73,9 +74,9 @@ class _Turned:
     def __init__(self, counter: PointOutliers, rotation: Tensor) -> None:
         self.counter, self.rotation = counter, rotation
 
-    def see(self, number: int, seen: Seen) -> None:
-        """One point's vectors; see `Watcher`."""
-        self.counter.see(number, Seen(seen.x @ self.rotation.to(seen.x), seen.rows))
+    def see(self, numbers: Sequence[int], seen: Seen) -> None:
+        """The vectors of some points; see `Watcher`."""
+        self.counter.see(numbers, Seen(seen.x @ self.rotation.to(seen.x), seen.rows))
 
 
 def turned_features(model: "Model", on: Windows) -> int:

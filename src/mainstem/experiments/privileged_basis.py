@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from mainstem.basis.measuring import Watched, forward_of, kurtosis_section, measure_stream, rotate_stream
 from mainstem.basis.reference import Reference, reference
 from mainstem.causal.stream_points import stream_points
-from mainstem.causal.stream_statistics import ThinnedKurtosis, watch
+from mainstem.causal.stream_statistics import ThinnedKurtosis
+from mainstem.causal.stream_watch import watch
 from mainstem.experiments.outcome import Experiment
 from mainstem.experiments.privileged_basis_claims import Found, assemble
 from mainstem.run.windows import windows
