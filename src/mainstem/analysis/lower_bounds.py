@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mainstem.analysis.parts import Columns, Group, scalar_of
 from mainstem.analysis.readout import expected_rows, softcapped
-from mainstem.analysis.search_bases import Bases, Changes
+from mainstem.analysis.search_bases import Bases, Changes, without_negligible
 from mainstem.analysis.upper_bounds import odds_increase, own_gain, read_rows
 from mainstem.model.reach import Reach
 from mainstem.units import Unit
@@ -52,7 +52,7 @@ class LowerBounds:
         for row, inside in zip(rest, self.inside, strict=True):
             row[inside] = 0
         self.mass = rest.sum(-1)
-        self.q = rest.div_(self.mass.clamp_min(1e-30)[:, None])
+        self.q = without_negligible(rest.div_(self.mass.clamp_min(1e-30)[:, None]))
         self.largest = self.q.amax(-1)
         self.mean = torch.cat([expected_rows(bases.readout, rows) for rows in self.q.split(CHUNK)])
 

@@ -35,7 +35,7 @@ from mainstem.units import Unit
 
 SLACK = 1e-4
 SMALLEST_CHUNK = 16
-LARGEST_CHUNK = 64
+LARGEST_CHUNK = 128
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,8 @@ from mainstem.units import Unit
 
 CHUNK = 64
 PIECE = 4096
+LOWEST = -80.0
+"""Logits further below the largest add nothing to a sum of exponentials."""
 CANCELLED = 1e-3
 """Where adding a unit leaves less than this share of the squares of stream and unit, no bound is trusted."""
 
@@ -53,6 +55,14 @@ class Changes:
     stretch: Float[Tensor, " part"]
     after: Float[Tensor, " part"]
     trusted: Tensor
+
+
+def without_negligible(weights: Float[Tensor, "... d_vocab"]) -> Float[Tensor, "... d_vocab"]:
+    """Weights of a mean, in place, those below 1e-30 left out: far below rounding.
+
+    Products with numbers near the least that a float can be are several times slower.
+    """
+    return torch.threshold_(weights, 1e-30, 0.0)
 
 
 class Bases:
@@ -81,7 +91,7 @@ class Bases:
         self.p = self.z.softmax(-1)
         likeliest, place = self.p.max(-1, keepdim=True)
         self.total = (self.z.gather(-1, place) - likeliest.log()).squeeze(-1)
-        self.rounding = 16 * torch.finfo(self.dtype).eps * self.u.abs().amax(-1)
+        self.rounding = 16 * torch.finfo(self.dtype).eps * torch.maximum(self.u.amax(-1), -self.u.amin(-1))
         self._ask(target)
 
     def _ask(self, target: Target) -> None:
@@ -113,7 +123,8 @@ class Bases:
         """E_p of the unembedding's rows, each times the softcap's slope."""
         cap = self.readout.softcap
         slope = self.p if cap is None else self.p * (1 - (self.z / cap).pow(2))
-        return torch.cat([expected_rows(self.readout, rows) for rows in slope.split(CHUNK)])
+        weights = (without_negligible(rows.clone()) for rows in slope.split(CHUNK))
+        return torch.cat([expected_rows(self.readout, rows) for rows in weights])
 
     @cached_property
     def constants(self) -> Float[Tensor, " d_vocab"]:
@@ -138,17 +149,31 @@ class Bases:
             return own - single[1].double().mean(-1), torch.full_like(own, torch.nan)
         before = self.total[rows, None]
         peak = torch.full_like(before, -torch.inf)
-        summed, mean = torch.zeros_like(peak), torch.zeros_like(peak)
+        summed = torch.zeros_like(peak)
+        capped = torch.zeros_like(peak) if self.readout.softcap is not None else None
         for start in range(0, self.u.shape[1], PIECE):
             piece = slice(start, start + PIECE)
             z = softcapped(self.readout, before_softmax(self.readout, x, piece)) - before
-            mean += (self.p[rows, piece] * z).sum(-1, keepdim=True)
+            if capped is not None:
+                capped += (self.p[rows, piece] * z).sum(-1, keepdim=True)
             higher = torch.maximum(peak, z.amax(-1, keepdim=True))
-            summed = summed * (peak - higher).exp() + z.sub_(higher).exp_().sum(-1, keepdim=True)
+            summed = summed * (peak - higher).exp() + z.sub_(higher).clamp_min_(LOWEST).exp_().sum(-1, keepdim=True)
             peak = higher
         total = (summed.log() + peak).double().squeeze(-1)  # of what is left after subtracting the total before
-        gap = self.negentropy[rows] - mean.double().squeeze(-1) + total
+        mean = self._mean_of(rows, x) - before.double()[:, 0] if capped is None else capped.double()[:, 0]
+        gap = self.negentropy[rows] - mean + total
         return own - total - before.double().squeeze(-1), gap.clamp_min(0)
+
+    def _mean_of(self, rows: Int[Tensor, " unit"], x: Float[Tensor, "unit d_in"]) -> Float[Tensor, " unit"]:
+        """What the distributions at bases expect of the logits of what is read, where these are linear in it."""
+        mean = (x.double() * self.expected[rows].double()).sum(-1) * self.readout.scale
+        return mean if self.readout.bias is None else mean + self.expected_bias[rows]
+
+    @cached_property
+    def expected_bias(self) -> Float[Tensor, " base"]:
+        """E_p of the unembedding's biases."""
+        assert self.readout.bias is not None
+        return self.p.double() @ self.readout.bias.double()
 
     def tokens(self, ids: Tensor) -> Float[Tensor, "top d_in"]:
         """Rows of the unembedding, float64."""

@@ -1,8 +1,9 @@
 """One run of a model with everything kept that its anatomy names.
 
-Writes, what W_O reads, keys and values are kept by reference, which costs no time; what is needed at the asked
-destinations alone (query rows, pattern rows, neurons' activations, results of reads) is copied row by row, so no
-tensor of positions x positions is held. A tensor that the model later changes in place is copied.
+Writes are kept by reference, which costs no time. Keys and values are copied for the heads that are distinct, and what
+is needed at the asked destinations alone (query rows, pattern rows, what W_O reads, neurons' activations, results of
+reads) row by row, so no tensor of positions x positions is held. A tensor that the model later changes in place is
+copied.
 
 Cost: one hook for each kept value, and a function mode inside attention modules; see `make bench`.
 """
@@ -25,6 +26,10 @@ from mainstem.model.layouts import PositionAxis, by_position, by_token
 from mainstem.model.outputs import logits_of
 from mainstem.model.recorder import recorded_call
 from mainstem.model.views import heads_first, pattern_rows, query_rows
+from mainstem.run.shelf import Shelf
+
+ROWS = 256
+"""For how many rows memory is taken at once; a run keeps some hundreds."""
 
 
 @dataclass(eq=False)
@@ -74,11 +79,14 @@ class Captured:
 class _Keeper:
     """Builds taps that store what they see."""
 
-    def __init__(self, batch: int, positions: int, destinations: Int[Tensor, "batch destination"]) -> None:
+    def __init__(
+        self, batch: int, positions: int, destinations: Int[Tensor, "batch destination"], attentions: int
+    ) -> None:
         self.batch, self.positions = batch, positions
         self.destinations = destinations
         self.rows = torch.arange(batch, device=destinations.device)[:, None]
         self.single = int(destinations) if destinations.numel() == 1 else None
+        self.shelf, self.sources = Shelf(ROWS), Shelf(2 * attentions)
         self.taps: list[tuple[Site, Tap]] = []
 
     def by_token(self, tensor: Tensor, site: Site) -> Tensor:
@@ -92,7 +100,7 @@ class _Keeper:
     def at(self, tensor: Tensor) -> Tensor:
         """[batch, destination, rest]: the asked rows of [batch, positions, rest], copied."""
         if self.single is not None:  # a slice is many times cheaper than an index, and there are hundreds
-            return tensor[:, self.single : self.single + 1].clone()
+            return self.shelf.put(tensor[:, self.single : self.single + 1])
         return tensor[self.rows.to(tensor.device), self.destinations.to(tensor.device)]
 
     def keep(self, site: Site, store, select) -> None:
@@ -125,7 +133,8 @@ def capture(
         forward: further arguments of the forward call (attention mask, position ids).
     """
     batch, positions = input_ids.shape
-    keeper = _Keeper(batch, positions, destinations)
+    attentions = len({write.attention.site for write in anatomy.writes if write.attention is not None})
+    keeper = _Keeper(batch, positions, destinations, attentions)
     out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, {}, [], [], [])
     out.writes = [torch.empty(0)] * len(anatomy.writes)
     out.reads = [torch.empty(0)] * len(anatomy.reads)
@@ -180,8 +189,7 @@ def _ordered(store, order: list[int], index: int):
 
 def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> None:
     if write.source is not None:
-        select = keeper.by_token if write.attention else keeper.rows_at
-        keeper.keep(write.source, _setter(out.sources, index), select)
+        keeper.keep(write.source, _setter(out.sources, index), keeper.rows_at)
     core = write.attention
     if core is None or core.site in out.attention:
         return
@@ -201,12 +209,12 @@ def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> T
     def distinct(tensor: Tensor, layout: str, count: int) -> Tensor:
         heads = heads_first(tensor, layout, core.sizes, keeper.batch)
         group = heads.shape[1] // count
-        return heads[:, ::group].clone() if group > 1 else heads
+        return keeper.sources.put(heads[:, ::group])
 
     def rows(tensor: Tensor) -> Tensor:
         """Rows of [batch, heads, destination, ...] at the asked destinations, copied."""
         if keeper.single is not None:
-            return tensor[:, :, keeper.single : keeper.single + 1].clone()
+            return keeper.shelf.put(tensor[:, :, keeper.single : keeper.single + 1])
         where = keeper.destinations.to(tensor.device)
         return tensor.transpose(1, 2)[keeper.rows.to(tensor.device), where].transpose(1, 2)
 

@@ -88,7 +88,7 @@ def moment(anatomy: Anatomy, captured: Captured, row: int, place: int, padding: 
     sources = {}
     for i, write in enumerate(anatomy.writes):
         if write.source is not None:
-            sources[i] = captured.sources[i][row, index if write.attention is not None else place]
+            sources[i] = captured.sources[i][row, place]
         elif write.attention is not None:
             sources[i] = attention[write.attention.site].entering().to(write.dtype)
     return Moment(

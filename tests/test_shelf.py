@@ -1,0 +1,30 @@
+"""Copies that lie beside each other: the numbers of what was put there, and nothing of each other's."""
+
+import pytest
+import torch
+
+from mainstem.run import shelf
+from mainstem.run.shelf import Shelf
+
+
+@pytest.mark.parametrize("block", [64, 1 << 10, 1 << 24])
+def test_copies_have_their_own_numbers_whatever_the_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "BLOCK", block)
+    own, originals, copies = Shelf(4), [], []
+    for number, dtype in enumerate([torch.float32, torch.bool, torch.float64, torch.bfloat16, torch.int64] * 3):
+        original = torch.arange(7 * (number + 1)).remainder(5).to(dtype).reshape(number + 1, 7).T[::2]
+        originals.append(original.clone())
+        copies.append(own.put(original))
+        original.zero_()  # a copy is no view
+    for original, copy in zip(originals, copies, strict=True):
+        assert copy.dtype == original.dtype and copy.is_contiguous() and torch.equal(copy, original)
+    copies[3].fill_(1)
+    assert all(torch.equal(copies[i], originals[i]) for i in range(len(copies)) if i != 3)
+
+
+def test_many_copies_share_a_block_and_an_empty_one_needs_none() -> None:
+    own = Shelf(10)
+    made = [own.put(torch.full((3, 5), float(i))) for i in range(10)]
+    assert len({one.untyped_storage().data_ptr() for one in made}) == 1
+    assert own.put(torch.empty(0, 5)).shape == (0, 5)
+    assert float(own.put(torch.tensor(2.5))) == 2.5
