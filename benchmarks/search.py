@@ -18,12 +18,13 @@ import mainstem
 from benchmarks.ratios import BASELINE, compare, peak_memory, table
 from mainstem.analysis.attribution import attribute
 from mainstem.analysis.decompose import Decomposition, decompose
-from mainstem.analysis.search import LARGEST_CHUNK, IncreaseSearch
+from mainstem.analysis.search import CHUNKS, IncreaseSearch
 from mainstem.targets import Target
 
 TEXT = "The river rises in the hills and runs through the town to the sea. "
 KINDS = {"ffn_neuron", "attention_subvalue"}
-SAMPLE = 4 * LARGEST_CHUNK
+CHUNK = CHUNKS[-1]
+SAMPLE = 4 * CHUNK
 
 
 def main() -> None:
@@ -84,11 +85,11 @@ def exhaustive(made: Decomposition, target: Target) -> float:
     total = int(search.starts[-1])
     places = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:SAMPLE]
     seconds = []
-    for chunk in places.split(LARGEST_CHUNK):
+    for chunk in places.split(CHUNK):
         started = time.perf_counter()
         search.scores(chunk)
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds) * total / LARGEST_CHUNK
+    return statistics.median(seconds) * total / CHUNK
 
 
 # --- counts -------------------------------------------------------------------------------------------------

@@ -24,15 +24,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mainstem.analysis.parts import Columns, Group, scalar_of
-from mainstem.analysis.readout import expected_rows, softcapped
-from mainstem.analysis.search_bases import Bases, Changes, without_negligible
+from mainstem.analysis.readout import softcapped
+from mainstem.analysis.search_bases import Bases, Changes, mean_rows
 from mainstem.analysis.upper_bounds import odds_increase, own_gain, read_rows
 from mainstem.model.reach import Reach
 from mainstem.units import Unit
 
 LIKELIEST = 32
 ROWS = 1024
-CHUNK = 64
 SAFETY = 1 + 1e-4
 """Sizes that were computed in float32 are taken a little larger."""
 
@@ -52,9 +51,17 @@ class LowerBounds:
         for row, inside in zip(rest, self.inside, strict=True):
             row[inside] = 0
         self.mass = rest.sum(-1)
-        self.q = without_negligible(rest.div_(self.mass.clamp_min(1e-30)[:, None]))
+        self.q = rest.div_(self.mass.clamp_min(1e-30)[:, None])
         self.largest = self.q.amax(-1)
-        self.mean = torch.cat([expected_rows(bases.readout, rows) for rows in self.q.split(CHUNK)])
+        self.mean = mean_rows(bases.readout, self.q)
+        if bases.readout.softcap is None:
+            bases.means = bases.means_of_p(self._expected())
+
+    def _expected(self) -> Float[Tensor, "base d_in"]:
+        """The mean of the unembedding's rows under p, from those of S and the mean of the rest."""
+        weight = self.bases.readout.unembedding
+        own = [p[inside] @ weight[inside].to(p) for p, inside in zip(self.bases.p, self.inside, strict=True)]
+        return torch.stack(own) + self.mass[:, None] * self.mean
 
     @cached_property
     def middle(self) -> Float[Tensor, " d_in"]:

@@ -247,7 +247,7 @@ class Subvalues(Group):
         """
         if self.values.shape[1] < self.values.shape[2]:
             values = self.values.to(dtype)[self.group] * self.multiplier[self.channels][:, None].to(dtype)
-            written = (values @ self.matrix.T[self.channels].to(dtype)).flatten(0, 1)
+            written = (values @ self._by_head().to(dtype)).flatten(0, 1)
             sizes = (written if rows is None else rows(written)).pow(2).sum(-1).double()
             return sizes * self.pattern.flatten().double().pow(2)
         out = torch.empty(self.pattern.shape, dtype=torch.float64, device=self.pattern.device)
@@ -259,6 +259,13 @@ class Subvalues(Group):
             written = (written if rows is None else rows(written)).unflatten(0, channels.shape)
             out[heads] = ((value @ (written @ written.mT)) * value).sum(-1).clamp_min(0)
         return (out * self.pattern.pow(2)).flatten()
+
+    def _by_head(self) -> Float[Tensor, "n_heads d_value d_model"]:
+        """W_O by heads; where their channels lie one after the other, as they mostly do, no copy."""
+        rows = self.matrix.T
+        if torch.equal(self.channels.flatten(), torch.arange(len(rows), device=self.channels.device)):
+            return rows.unflatten(0, self.channels.shape)
+        return rows[self.channels]
 
     def raw_total(self):
         """The sum before the tail."""

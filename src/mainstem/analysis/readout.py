@@ -88,8 +88,7 @@ def before_softmax(
     """Scale, unembedding and its bias for rows that are already normed, for all tokens or some; no softcap."""
     weight = readout.unembedding[tokens]
     if weight.dtype == x.dtype:
-        # so few tokens stay in the cache, where this way round is faster; of all of them rows come out contiguous
-        out = (weight @ x.T).T if len(weight) < VOCABULARY_CHUNK else x @ weight.T
+        out = x @ weight.T
     else:  # a piece at a time: the unembedding is the largest matrix there is
         out = torch.cat([x @ rows.to(x.dtype).T for rows in weight.split(VOCABULARY_CHUNK)], -1)
     if readout.scale != 1.0:

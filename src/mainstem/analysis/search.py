@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 
 import torch
 from jaxtyping import Float, Int
@@ -34,8 +35,12 @@ from mainstem.targets import Target
 from mainstem.units import Unit
 
 SLACK = 1e-4
-SMALLEST_CHUNK = 16
-LARGEST_CHUNK = 128
+SPARE = 16
+"""How many more units than wanted are scored at first: a chunk costs a pass over the unembedding, however small."""
+CHUNKS = (64, 64, 128)
+"""How many units are then scored at once; the last for good: bounds are loose, and large products are faster."""
+FIRST = 1024
+"""So many units are put in the order of their bounds at first: to sort all takes as long as to score some tens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,24 +134,23 @@ class IncreaseSearch:
         sign, total = -1 if negative else 1, int(self.starts[-1])
         bounds, rounding = self.bounds(negative)
         allowed = bounds + rounding + SLACK / 2
-        order = allowed.argsort(descending=True)
+        order = _Order(allowed)
         scores = torch.empty(0, len(self.steps), dtype=torch.float64, device=bounds.device)
         gaps = best = torch.empty(0, dtype=torch.float64, device=bounds.device)
-        done, kth, chunk = 0, -math.inf, SMALLEST_CHUNK
-        while done < total and (exhaustive or float(allowed[order[done]]) >= kth - SLACK):
-            wanted = total if exhaustive else max(count - done, SMALLEST_CHUNK)
+        done, kth, chunks = 0, -math.inf, chain(CHUNKS, repeat(CHUNKS[-1]))
+        while done < total and (exhaustive or float(allowed[order.upto(done + 1)[done]]) >= kth - SLACK):
+            wanted = total if exhaustive else max(count + SPARE - done, SPARE)
             if done >= count and not exhaustive:
-                wanted = min(int((allowed[order[done:]] >= kth - SLACK).sum()), chunk)
-                chunk *= 2  # the bounds are loose, and few large products are faster than many small ones
-            made, apart = self.scores(order[done : done + min(wanted, LARGEST_CHUNK)])
+                wanted = min(int((allowed >= kth - SLACK).sum()) - done, next(chunks))
+            made, apart = self.scores(order.upto(done + min(wanted, CHUNKS[-1]))[done:])
             scores, gaps = torch.cat([scores, made]), torch.cat([gaps, apart])
             done, best = len(scores), sign * scores.sum(-1)
             kth = float(best.topk(count).values[-1]) if done >= count else -math.inf
         kept = torch.nonzero(best >= kth - SLACK).flatten()
-        found = [
-            self._found(int(order[i]), scores[i], sign * float(bounds[order[i]]), float(gaps[i])) for i in kept.tolist()
-        ]
-        return Search(order_ties(found, sign)[:count], total, done, SLACK)
+        places = order.upto(done)[kept]
+        numbers = (self._slot_of(places), sign * bounds[places], gaps[kept])
+        rows = zip(places.tolist(), scores[kept], *(each.tolist() for each in numbers), strict=True)
+        return Search(order_ties([self._found(*row) for row in rows], sign)[:count], total, done, SLACK)
 
     def scores(self, places: Int[Tensor, " top"]) -> tuple[Float[Tensor, "top step"], Float[Tensor, " top"]]:
         """Exact increases of a chunk of units at every step, 0 where they are not there, and the summed divergences."""
@@ -181,10 +185,24 @@ class IncreaseSearch:
     def _slot_of(self, places: Int[Tensor, " top"]) -> Int[Tensor, " top"]:
         return torch.searchsorted(self.starts.to(places.device), places, right=True) - 1
 
-    def _found(self, place: int, scores: Float[Tensor, " step"], bound: float, gap: float) -> Found:
-        number = int(self._slot_of(torch.tensor([place])))
+    def _found(self, place: int, scores: Float[Tensor, " step"], number: int, bound: float, gap: float) -> Found:
         slot, index = self.slots[number], place - int(self.starts[number])
         return Found(slot.units[index], slot.groups, index, float(scores.sum()), tuple(scores.tolist()), bound, gap)
+
+
+class _Order:
+    """Units in the order of numbers that they have, largest first, as far as it was asked for."""
+
+    def __init__(self, numbers: Float[Tensor, " unit"]) -> None:
+        self.numbers = numbers
+        self.known = numbers.topk(min(len(numbers), FIRST)).indices
+
+    def upto(self, end: int) -> Int[Tensor, " top"]:
+        """The first ones."""
+        if end > len(self.known):
+            rest = torch.ones_like(self.numbers, dtype=torch.bool).index_fill(0, self.known, False).nonzero()[:, 0]
+            self.known = torch.cat([self.known, rest[self.numbers[rest].argsort(descending=True)]])
+        return self.known[:end]
 
 
 def order_ties(found: list[Found], sign: int = 1) -> list[Found]:

@@ -1,10 +1,11 @@
 """What all units of one sublayer share in a search: the stream that they are added to, and what the target reads there.
 
-Many sublayers read the same stream (parallel blocks), so each distinct stream is read once, all of them in one product
-with the unembedding. `Changes` are the inner products that bounds are made of: how much a unit moves single logits, or
-the mean logit of a distribution, under either norm convention.
+Many sublayers read the same stream (parallel blocks), so each distinct stream is read once, all of them together.
+`Changes` are the inner products that bounds are made of: how much a unit moves single logits, or the mean logit of a
+distribution, under either norm convention.
 
-Cost: one product of the distinct streams with the vocabulary. Memory: streams x vocabulary, never units x vocabulary.
+Cost: two products of the distinct streams with the vocabulary. Memory: streams x a piece of the vocabulary, or, for the
+most negative units and under a softcap, streams x vocabulary; never units x vocabulary.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from mainstem.analysis.readout import (
     token_direction,
     working_dtype,
 )
+from mainstem.model.anatomy import Readout
 from mainstem.targets import Target
 from mainstem.units import Unit
 
@@ -57,12 +59,60 @@ class Changes:
     trusted: Tensor
 
 
-def without_negligible(weights: Float[Tensor, "... d_vocab"]) -> Float[Tensor, "... d_vocab"]:
-    """Weights of a mean, in place, those below 1e-30 left out: far below rounding.
+@dataclass(frozen=True, eq=False)
+class Means:
+    """What is expected of the vocabulary at some bases, p being the softmax of their logits.
+
+    Attributes:
+        total: the log of the summed exponentials of the logits.
+        largest: the largest magnitude of a logit, before a softcap.
+        expected: E_p of the unembedding's rows, each times the softcap's slope.
+        negentropy: sum p log p, float64.
+        bias: E_p of the unembedding's biases; None if it has none.
+    """
+
+    total: Float[Tensor, " base"]
+    largest: Float[Tensor, " base"]
+    expected: Float[Tensor, "base d_in"]
+    negentropy: Float[Tensor, " base"]
+    bias: Float[Tensor, " base"] | None
+
+
+def means_of(readout: Readout, read: Float[Tensor, "base d_in"]) -> Means:
+    """The means at bases whose logits are linear in what is read, piece by piece of the vocabulary, each read once."""
+    peak = torch.full_like(read[:, :1], -torch.inf)
+    summed, largest, bias = torch.zeros_like(peak), torch.zeros_like(peak), torch.zeros_like(peak)
+    expected = torch.zeros_like(read)
+    for start in range(0, len(readout.unembedding), PIECE):
+        piece = slice(start, start + PIECE)
+        u = before_softmax(readout, read, piece)
+        high, low = u.amax(-1, keepdim=True), u.amin(-1, keepdim=True)
+        largest = torch.maximum(largest, torch.maximum(high, -low))
+        higher = torch.maximum(peak, high)
+        weights = u.sub_(higher).clamp_min_(LOWEST).exp_()
+        shrinking = (peak - higher).exp()
+        summed = summed * shrinking + weights.sum(-1, keepdim=True)
+        expected = expected * shrinking + weights @ readout.unembedding[piece].to(weights)
+        if readout.bias is not None:
+            bias = bias * shrinking + weights @ readout.bias[piece, None].to(weights)
+        peak = higher
+    total, expected, bias = summed.log() + peak, expected / summed, bias / summed
+    mean = (read.double() * expected.double()).sum(-1, keepdim=True) * readout.scale + bias.double()
+    return Means(
+        total[:, 0],
+        largest[:, 0],
+        expected,
+        (mean - total.double())[:, 0],
+        None if readout.bias is None else bias[:, 0],
+    )
+
+
+def mean_rows(readout: Readout, weights: Float[Tensor, "base d_vocab"]) -> Float[Tensor, "base d_in"]:
+    """Sums of the unembedding's rows, weighted; weights below 1e-30 are left out, far below rounding.
 
     Products with numbers near the least that a float can be are several times slower.
     """
-    return torch.threshold_(weights, 1e-30, 0.0)
+    return torch.cat([expected_rows(readout, torch.threshold(rows, 1e-30, 0.0)) for rows in weights.split(CHUNK)])
 
 
 class Bases:
@@ -70,9 +120,8 @@ class Bases:
 
     Attributes:
         x: [base, d_model] float64.
-        u: [base, d_vocab], before a softcap; `z` after it; `p` their softmax.
-        total: [base], the log of the summed exponentials of `z`.
-        log_p: [base], the target's log-probability, or log-odds.
+        read: [base, d_in] float64, what the unembedding reads.
+        own_u, rivals_u: [base, top], the logits of the target's tokens and of its rivals, before a softcap.
     """
 
     def __init__(self, made: Decomposition, target: Target, norm: NormConvention, owners: Sequence[Unit]) -> None:
@@ -86,45 +135,72 @@ class Bases:
         self._rows = {node: row for row, node in enumerate(nodes)}
         self.x = torch.stack(list(nodes.values()))
         self.read = normed(self.readout, self.x, self.scale)
-        self.u = before_softmax_of(self.readout, self.read.to(self.dtype))
-        self.z = softcapped(self.readout, self.u)
-        self.p = self.z.softmax(-1)
-        likeliest, place = self.p.max(-1, keepdim=True)
-        self.total = (self.z.gather(-1, place) - likeliest.log()).squeeze(-1)
-        self.rounding = 16 * torch.finfo(self.dtype).eps * torch.maximum(self.u.amax(-1), -self.u.amin(-1))
         self._ask(target)
 
     def _ask(self, target: Target) -> None:
         self.target = target
-        own = self.z[:, list(target.ids)].logsumexp(-1)
-        self.log_p = (own - (self.z[:, list(target.against)].mean(-1) if target.against else self.total)).double()
         self.own = torch.tensor(target.ids, device=self.x.device)
         self.rivals = torch.tensor(target.against, dtype=torch.long, device=self.x.device)
+        read = self.read.to(self.dtype)
+        self.own_u = before_softmax(self.readout, read, self.own)
+        self.rivals_u = before_softmax(self.readout, read, self.rivals)
 
     def for_target(self, target: Target) -> "Bases":
         """The same streams read for another target; what does not depend on it is shared."""
-        _ = self.expected, self.negentropy  # computed before copying, so that all copies have them
+        _ = self.means  # computed before copying, so that all copies have them
         other = copy(self)
+        other.__dict__.pop("log_p", None)
         other._ask(target)
         return other
+
+    @cached_property
+    def log_p(self) -> Float[Tensor, " base"]:
+        """The target's log-probability at each base, or its log-odds."""
+        own = softcapped(self.readout, self.own_u).logsumexp(-1)
+        rivals = softcapped(self.readout, self.rivals_u)
+        return (own - (rivals.mean(-1) if self.target.against else self.means.total)).double()
+
+    @cached_property
+    def u(self) -> Float[Tensor, "base d_vocab"]:
+        """Logits before a softcap."""
+        return before_softmax_of(self.readout, self.read.to(self.dtype))
+
+    @cached_property
+    def z(self) -> Float[Tensor, "base d_vocab"]:
+        """Logits."""
+        return softcapped(self.readout, self.u)
+
+    @cached_property
+    def p(self) -> Float[Tensor, "base d_vocab"]:
+        """Probabilities. Who reads them before `means` spares a pass over the unembedding."""
+        return self.z.softmax(-1)
+
+    @cached_property
+    def means(self) -> "Means":
+        """What is expected of the vocabulary at each base; in one pass over it where no probabilities are there yet."""
+        if "p" in self.__dict__ or self.readout.softcap is not None:
+            return self.means_of_p()
+        return means_of(self.readout, self.read.to(self.dtype))
+
+    def means_of_p(self, expected: Float[Tensor, "base d_in"] | None = None) -> "Means":
+        """The means from probabilities; `expected` where it is known."""
+        cap, p, z = self.readout.softcap, self.p, self.z
+        likeliest, place = p.max(-1, keepdim=True)
+        total = (z.gather(-1, place) - likeliest.log()).squeeze(-1)
+        entropy = torch.stack([row @ (own - t) for row, own, t in zip(p, z, total, strict=True)])
+        if expected is None:
+            expected = mean_rows(self.readout, p if cap is None else p * (1 - (z / cap).pow(2)))
+        bias = None if self.readout.bias is None else p @ self.readout.bias.to(p)
+        return Means(total, torch.maximum(self.u.amax(-1), -self.u.amin(-1)), expected, entropy.double(), bias)
+
+    @property
+    def rounding(self) -> Float[Tensor, " base"]:
+        """What rounding can change a logit by."""
+        return 16 * torch.finfo(self.dtype).eps * self.means.largest
 
     def row(self, owner: Unit) -> int:
         """Which of the distinct streams a sublayer reads."""
         return self._rows[self.entries[owner].base_node]
-
-    @cached_property
-    def negentropy(self) -> Float[Tensor, " base"]:
-        """sum p log p at each base."""
-        rows = zip(self.p, self.z, self.total, strict=True)
-        return torch.stack([p @ (z - total) for p, z, total in rows]).double()
-
-    @cached_property
-    def expected(self) -> Float[Tensor, "base d_in"]:
-        """E_p of the unembedding's rows, each times the softcap's slope."""
-        cap = self.readout.softcap
-        slope = self.p if cap is None else self.p * (1 - (self.z / cap).pow(2))
-        weights = (without_negligible(rows.clone()) for rows in slope.split(CHUNK))
-        return torch.cat([expected_rows(self.readout, rows) for rows in weights])
 
     @cached_property
     def constants(self) -> Float[Tensor, " d_vocab"]:
@@ -147,11 +223,11 @@ class Bases:
         own = single[0].double().logsumexp(-1)
         if self.target.against:
             return own - single[1].double().mean(-1), torch.full_like(own, torch.nan)
-        before = self.total[rows, None]
+        before = self.means.total[rows, None]
         peak = torch.full_like(before, -torch.inf)
         summed = torch.zeros_like(peak)
         capped = torch.zeros_like(peak) if self.readout.softcap is not None else None
-        for start in range(0, self.u.shape[1], PIECE):
+        for start in range(0, len(self.readout.unembedding), PIECE):
             piece = slice(start, start + PIECE)
             z = softcapped(self.readout, before_softmax(self.readout, x, piece)) - before
             if capped is not None:
@@ -161,19 +237,13 @@ class Bases:
             peak = higher
         total = (summed.log() + peak).double().squeeze(-1)  # of what is left after subtracting the total before
         mean = self._mean_of(rows, x) - before.double()[:, 0] if capped is None else capped.double()[:, 0]
-        gap = self.negentropy[rows] - mean + total
+        gap = self.means.negentropy[rows] - mean + total
         return own - total - before.double().squeeze(-1), gap.clamp_min(0)
 
     def _mean_of(self, rows: Int[Tensor, " unit"], x: Float[Tensor, "unit d_in"]) -> Float[Tensor, " unit"]:
         """What the distributions at bases expect of the logits of what is read, where these are linear in it."""
-        mean = (x.double() * self.expected[rows].double()).sum(-1) * self.readout.scale
-        return mean if self.readout.bias is None else mean + self.expected_bias[rows]
-
-    @cached_property
-    def expected_bias(self) -> Float[Tensor, " base"]:
-        """E_p of the unembedding's biases."""
-        assert self.readout.bias is not None
-        return self.p.double() @ self.readout.bias.double()
+        mean = (x.double() * self.means.expected[rows].double()).sum(-1) * self.readout.scale
+        return mean if self.means.bias is None else mean + self.means.bias[rows].double()
 
     def tokens(self, ids: Tensor) -> Float[Tensor, "top d_in"]:
         """Rows of the unembedding, float64."""

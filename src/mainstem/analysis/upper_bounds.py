@@ -26,7 +26,7 @@ def upper_bounds(bases: Bases, group: Group, owner: Unit) -> tuple[Float[Tensor,
     if bases.target.against:
         return odds_increase(bases, group, owner)
     row = bases.row(owner)
-    mean = bases.expected[row].double()
+    mean = bases.means.expected[row].double()
     changes = bases.changes(group, owner, torch.cat([bases.tokens(bases.own), mean[None]]))
     gain = own_gain(bases, row, changes.values[:, :-1])
     moved = changes.values[:, -1]
@@ -45,7 +45,7 @@ def odds_increase(bases: Bases, group: Group, owner: Unit) -> tuple[Float[Tensor
     changes = bases.changes(group, owner, bases.tokens(torch.cat([bases.own, bases.rivals])))
     count = len(bases.own)
     gain = own_gain(bases, row, changes.values[:, :count])
-    u, moved = bases.u[row, bases.rivals], changes.values[:, count:]
+    u, moved = bases.rivals_u[row], changes.values[:, count:]
     lost = softcapped(bases.readout, u + moved) - softcapped(bases.readout, u)
     value = gain - lost.mean(-1)
     return torch.where(changes.trusted, value, torch.inf), changes.rounding + bases.rounding[row]
@@ -53,7 +53,7 @@ def odds_increase(bases: Bases, group: Group, owner: Unit) -> tuple[Float[Tensor
 
 def own_gain(bases: Bases, row: int, moved: Float[Tensor, "part top"]) -> Float[Tensor, " part"]:
     """How much the log of the target's summed exponentials grows."""
-    u = bases.u[row, bases.own]
+    u = bases.own_u[row]
     before = softcapped(bases.readout, u)
     after = softcapped(bases.readout, u + moved)
     if len(u) == 1:
