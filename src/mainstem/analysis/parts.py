@@ -180,21 +180,26 @@ class Columns(Group):
         """Inner products before the tail."""
         coefficients = self.coefficients.to(direction)
         if direction.dim() == 1:
-            return coefficients * (self.matrix.to(direction).T @ direction)
+            return coefficients * torch.cat([columns.to(direction).T @ direction for columns in self._chunks()])
         # rows first: many times faster than [part, d_model] @ [d_model, few]
         return (direction.T.contiguous() @ self.matrix.to(direction)).mul_(coefficients).T
 
     def raw_squares(self, rows, dtype):
         """Squared lengths before the tail."""
         sizes = []
-        for columns in self.matrix.split(CHUNK, dim=1):
+        for columns in self._chunks():
             columns = columns.to(dtype)
             sizes.append((columns if rows is None else rows(columns.T).T).pow(2).sum(0))
         return torch.cat(sizes).double() * self.coefficients.double().pow(2)
 
     def raw_total(self):
         """The sum before the tail."""
-        return self.matrix.double() @ self.coefficients.double()
+        parts = zip(self._chunks(), self.coefficients.double().split(CHUNK), strict=True)
+        return torch.stack([columns.double() @ own for columns, own in parts]).sum(0)
+
+    def _chunks(self) -> Sequence[Float[Tensor, "d_model part"]]:
+        """Some columns at a time: copies in another dtype that stay in the cache take a fifth of the time."""
+        return self.matrix.split(CHUNK, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
