@@ -10,12 +10,15 @@ Nothing heavy is imported before a command runs: `mainstem --help` answers witho
 import sys
 from collections.abc import Sequence
 
+from mainstem.cli.collecting import rarely
+
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
 def main() -> None:
     """The entry point of the console script."""
+    rarely()
     sys.exit(run())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from mainstem.cli.collecting import as_usual
 from mainstem.cli.options import Common
 from mainstem.errors import PromptError, UsageError
 
@@ -56,6 +57,7 @@ class Run:
             check(model)
         with self.step(f"Discovering the stream of {model.loaded.name} ..."):
             _ = model.anatomy
+        as_usual()
         return model
 
     def prompt(self, given: str) -> str | list[int]:
