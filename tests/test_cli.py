@@ -6,6 +6,7 @@ open it: from a directory. A few that need a process of their own (signals, pipe
 
 import contextlib
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -29,7 +30,7 @@ from safetensors.torch import load_file, save_file
 import mainstem
 import mainstem.session
 from mainstem import cli
-from mainstem.cli import options
+from mainstem.cli import collecting, options
 from mainstem.cli.app import app
 from mainstem.cli.output import check_format
 from mainstem.errors import UsageError
@@ -740,3 +741,19 @@ def test_a_continuation_and_a_direction_can_be_asked_for(run, tmp_path):
     refused(run("explain", PROMPT, "--direction", "L1H0"), 2, "no one direction")
     refused(run("explain", PROMPT, "--continuation", "xy", "--target", "m"), 2, "mixes")
     refused(run("explain", PROMPT, "--continuation", "xy", "--verify"), 2, "one for each of its tokens", "--verify")
+
+
+# --- garbage ------------------------------------------------------------------------------------------------
+
+
+def test_garbage_is_looked_for_as_usual_once_the_model_is_there() -> None:
+    collecting.as_usual()
+    assert gc.get_threshold() == collecting.USUAL and not gc.get_freeze_count()
+    collecting.rarely()
+    try:
+        assert gc.get_threshold() == collecting.RARELY
+        collecting.as_usual()
+        assert gc.get_threshold() == collecting.USUAL and gc.get_freeze_count()
+    finally:
+        gc.set_threshold(*collecting.USUAL)
+        gc.unfreeze()

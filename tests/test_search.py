@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mainstem
+from mainstem.analysis import search, search_bases
 from mainstem.analysis.bases import entries
 from mainstem.analysis.decompose import Decomposition
 from mainstem.analysis.readout import frozen_scale, normed, softcapped
@@ -123,6 +124,35 @@ def test_units_that_write_nothing_change_nothing_and_stand_in_the_order_of_addre
     found = compare(made, targets(made, "contrast", 38), "frozen", 1_000_000, False)
     still = [f.unit for f in found.found if f.increase == 0]
     assert len(still) >= 8 and still == sorted(still, key=lambda unit: unit.sort_key)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "phi"])
+def test_pieces_chunks_and_the_sorted_beginning_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_bases, "PIECE", 7)
+    monkeypatch.setattr(search, "CHUNKS", (2, 3))
+    monkeypatch.setattr(search, "FIRST", 5)
+    monkeypatch.setattr(search, "SPARE", 1)
+    made = trace_of(name).decompose("units")
+    for norm in ("frozen", "recompute"):
+        for negative in (False, True):
+            compare(made, targets(made, "token", 3), norm, 4, negative)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi", "cohere"])  # plain, with biases, with a scale
+@pytest.mark.parametrize("norm", ["frozen", "recompute"])
+def test_means_of_the_vocabulary_are_the_same_in_one_pass(name: str, norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_bases, "PIECE", 7)
+    made = trace_of(name).decompose("units")
+    owners = [group.sublayer for group in made.groups if group.sublayer is not None]
+    once, twice = (search_bases.Bases(made, targets(made, "token", 1), norm, owners) for _ in range(2))
+    p = twice.p.double()  # from here on it has probabilities
+    for part, own in vars(once.means).items():
+        other = getattr(twice.means, part)
+        assert (own is None) == (other is None)
+        if own is not None:
+            torch.testing.assert_close(own.double(), other.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(once.means.negentropy, (p * p.log()).sum(-1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(once.log_p.argsort(), twice.log_p.argsort()) and "p" not in vars(once)
 
 
 # --- families ----------------------------------------------------------------------------------------------

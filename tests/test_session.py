@@ -18,6 +18,7 @@ import mainstem
 from mainstem.errors import (
     MainstemError,
 )
+from mainstem.run.memory import LiveBytes
 from mainstem.session import Model
 from mainstem.targets import Target
 
@@ -226,12 +227,37 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from (tensor for part in value for tensor in tensors_in(part))
 
 
+def sizes_of(tensors: list[Tensor]) -> int:
+    """Bytes of the memory behind tensors."""
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
 @pytest.mark.parametrize(("name", "attention"), WITH_ATTENTION)
 def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) -> None:
     model = mainstem.open(zoo.build(name, attn_implementation=attention))
-    for tensor in tensors_in(model.trace(ids_of(41)).run.first):
-        assert list(tensor.shape).count(41) < 2
-        assert list(tensor.untyped_storage().size() // tensor.element_size() // s for s in (41 * 41 * 4,))[0] < 8
+    held = []
+    for length in (48, 80, 112):  # every copy is a multiple of what it is aligned to, and no size of the models is one
+        tensors = list(tensors_in(model.trace(ids_of(length)).run.first))
+        assert all(list(tensor.shape).count(length) < 2 for tensor in tensors)
+        held.append(sizes_of(tensors))
+    short, middle, long = held
+    assert long - middle == middle - short  # with the square of the length there would be more
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gpt_neox"])
+def test_what_a_trace_holds_grows_by_writes_keys_and_values(name: str) -> None:
+    model = mainstem.open(zoo.build(name))
+    _ = model.anatomy
+
+    def held(length: int) -> tuple[int, int]:
+        with LiveBytes() as live:
+            trace = model.trace(ids_of(length))
+        run = trace.run.first
+        attention = [tensor for each in run.attention.values() for tensor in (each.key, each.value)]
+        return live.live, sizes_of(list(tensors_in([run.writes, run.stream, attention])))
+
+    (all_short, own_short), (all_long, own_long) = held(32), held(96)
+    assert own_long - own_short <= all_long - all_short <= 1.02 * (own_long - own_short)
 
 
 # --- batches ------------------------------------------------------------------------------------------------
