@@ -81,7 +81,7 @@ def counted_by(name: str, args: tuple) -> str:
 
 def _apply(taps: list[Tap], tree: Any) -> Any | None:
     """Shows the leaves of `tree` to every tap; the rebuilt tree if one of them replaced a leaf, else None."""
-    leaves = leaves_of(tree)
+    leaves = [tree] if isinstance(tree, torch.Tensor) else leaves_of(tree)
     replaced = False
     with torch._C.DisableTorchFunction():  # what taps compute is not what the model computes, and is not counted
         for tap in taps:
@@ -111,10 +111,9 @@ class _FunctionTaps(TorchFunctionMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.owner.nested or (name := function_name(func)) not in self.functions:
+            return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        name = function_name(func) if not self.owner.nested else ""
-        if name not in self.functions:
-            return func(*args, **kwargs)
         name = counted_by(name, args)
         if name not in self.names:
             return func(*args, **kwargs)
@@ -150,14 +149,14 @@ class _ModuleTaps:
         self.open: list[tuple[int, _FunctionTaps | None]] = []
         self.boundary: dict[tuple[str, int], list[Tap]] = defaultdict(list)
         self.inside: dict[int, dict[tuple[str, str, int], list[Any]]] = defaultdict(lambda: defaultdict(list))
-        self.handles: list[Any] = [
-            module.register_forward_pre_hook(self.before, with_kwargs=True),
-            module.register_forward_hook(self.after, always_call=True),
-        ]
-        self.watches_inside = False
+        self.handles: list[Any] = [module.register_forward_hook(self.after, always_call=True)]
+        self.watches_before = self.watches_inside = False
 
     def taps_at(self, site: Site) -> list[Any]:
         """The list of the taps at a site of this module."""
+        if not self.watches_before and (site.function or site.where == "input"):
+            self.watches_before = True
+            self.handles.append(self.module.register_forward_pre_hook(self.before, with_kwargs=True))
         if not site.function:
             return self.boundary[(site.where, site.call)]
         if not self.watches_inside:
@@ -204,11 +203,14 @@ class _ModuleTaps:
         self.nested = max(0, self.nested - 1)
 
     def after(self, module, args, output):
-        if not self.open:  # the call never got past another hook
+        if not self.watches_before:
+            call, self.calls = self.calls, self.calls + 1
+        elif self.open:
+            call, mode = self.open.pop()
+            if mode is not None:
+                mode.__exit__(None, None, None)
+        else:  # the call never got past another hook
             return None
-        call, mode = self.open.pop()
-        if mode is not None:
-            mode.__exit__(None, None, None)
         taps = self.boundary.get(("output", call))
         return _apply(taps, output) if taps and output is not None else None
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 BLOCK = 1 << 24
 """Bytes of a block at most, unless one copy has more."""
-ALIGNED = 64
 
 
 class Shelf:
-    """Blocks of memory, by device, each filled from its beginning.
+    """Blocks of memory, by dtype and device, each filled from its beginning.
 
     Args:
         many: how many copies of the size of a block's first one it has room for.
@@ -22,15 +21,14 @@ class Shelf:
 
     def __init__(self, many: int) -> None:
         self.many = max(many, 1)
-        self._rest: dict[torch.device, Tensor] = {}
+        self._blocks: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
 
     def put(self, tensor: Tensor) -> Tensor:
         """A contiguous copy."""
-        size = tensor.numel() * tensor.element_size()
-        padded = -(-size // ALIGNED) * ALIGNED
-        rest = self._rest.get(tensor.device)
-        if rest is None or len(rest) < padded:
-            block = max(padded, min(BLOCK, self.many * padded))
-            rest = torch.empty(block, dtype=torch.uint8, device=tensor.device)
-        self._rest[tensor.device] = rest[padded:]
-        return rest[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        key, size = (tensor.dtype, tensor.device), tensor.numel()
+        block, used = self._blocks.get(key, (None, 0))
+        if block is None or used + size > len(block):
+            room = max(size, min(BLOCK // tensor.element_size(), self.many * size))
+            block, used = torch.empty(room, dtype=tensor.dtype, device=tensor.device), 0
+        self._blocks[key] = block, used + size
+        return block[used : used + size].view(tensor.shape).copy_(tensor)
