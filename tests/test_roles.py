@@ -138,7 +138,8 @@ def test_a_role_is_a_cell_with_all_its_positions(model) -> None:
     clean, corrupted = "a big cat", "a bad cat"
     made = model.patch(clean, corrupted, "x", "y", roles={"size": (2, 3, 4), "end": (8,)})
     plain = model.patch(clean, corrupted, "x", "y")
-    assert made.columns == ("size", "end") and torch.equal(made.values[:, 1], plain.values[:, 8])
+    assert made.columns == ("size", "end")
+    assert made.values[:, 1].tolist() == pytest.approx(plain.values[:, 8].tolist(), abs=1e-5)  # batches of other sizes
     ids = torch.tensor([model.encode(clean)])
     with model.edited(mainstem.Edit.patch("L1.resid_pre", corrupted, positions=[2, 3, 4])), torch.no_grad():
         logits = model.module(input_ids=ids).logits[0, -1]
