@@ -747,13 +747,24 @@ def test_a_continuation_and_a_direction_can_be_asked_for(run, tmp_path):
 
 
 def test_garbage_is_looked_for_as_usual_once_the_model_is_there() -> None:
+    usual = gc.get_threshold()
     collecting.as_usual()
-    assert gc.get_threshold() == collecting.USUAL and not gc.get_freeze_count()
+    assert gc.get_threshold() == usual
     collecting.rarely()
     try:
-        assert gc.get_threshold() == collecting.RARELY
+        assert gc.get_threshold()[0] == collecting.RARELY[0]
         collecting.as_usual()
-        assert gc.get_threshold() == collecting.USUAL and gc.get_freeze_count()
+        assert gc.get_threshold() == usual
     finally:
-        gc.set_threshold(*collecting.USUAL)
-        gc.unfreeze()
+        gc.set_threshold(*usual)
+
+
+@pytest.mark.parametrize("model, status", [("model", 0), ("none", 1)])
+def test_also_where_it_cannot_be_opened(run, model: str, status: int) -> None:
+    usual = gc.get_threshold()
+    collecting.rarely()
+    try:
+        found = run("anatomy") if model == "model" else run("anatomy", model="/nowhere/at/all")
+        assert found[0] == status and gc.get_threshold() == usual
+    finally:
+        collecting.as_usual()

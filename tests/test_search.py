@@ -155,6 +155,20 @@ def test_means_of_the_vocabulary_are_the_same_in_one_pass(name: str, norm, monke
     assert torch.equal(once.log_p.argsort(), twice.log_p.argsort()) and "p" not in vars(once)
 
 
+@pytest.mark.parametrize("norm", ["frozen", "recompute"])
+@pytest.mark.parametrize("negative", [False, True])
+def test_tokens_that_a_bias_rules_out_spoil_nothing(norm, negative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a whole piece of the vocabulary, and the first."""
+    monkeypatch.setattr(search_bases, "PIECE", 7)
+    model = zoo.build("phi")
+    with torch.no_grad():
+        model.lm_head.bias[:9] = -1e9
+    made = mainstem.open(model).trace(zoo.prompt(9, seed=2)[0].tolist()).decompose("units")
+    target = Target(ids=(int(made.moment.logits.argmax()),))
+    found = compare(made, target, norm, 5, negative)
+    assert all(one.kl == pytest.approx(one.bound - one.increase, abs=1e-4) for one in found.found if not negative)
+
+
 # --- families ----------------------------------------------------------------------------------------------
 
 

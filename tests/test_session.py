@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import build
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 import mainstem
 from mainstem.errors import (
     MainstemError,
 )
+from mainstem.model.hooks import Site, tapped
 from mainstem.run.memory import LiveBytes
 from mainstem.session import Model
 from mainstem.targets import Target
@@ -258,6 +259,29 @@ def test_what_a_trace_holds_grows_by_writes_keys_and_values(name: str) -> None:
 
     (all_short, own_short), (all_long, own_long) = held(32), held(96)
     assert own_long - own_short <= all_long - all_short <= 1.02 * (own_long - own_short)
+
+
+def test_a_run_that_ends_at_a_modules_input_leaves_other_modes_alone() -> None:
+    """Also where functions inside that module are watched, which then never begin."""
+
+    class Plain(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class EnoughError(Exception):
+        pass
+
+    def enough(leaves: list) -> None:
+        raise EnoughError
+
+    model = mainstem.open(zoo.build("llama"))
+    core = next(write.attention for write in model.anatomy.writes if write.attention is not None)
+    taps = [(core.site, lambda leaves: None), (Site(core.site.path, core.site.call, "input"), enough)]
+    with Plain() as outer:
+        with pytest.raises(EnoughError), tapped(model.module, taps):
+            model.module(input_ids=torch.tensor([ids_of()]))
+        assert _get_current_function_mode_stack() == [outer]
+    assert not _get_current_function_mode_stack()
 
 
 # --- batches ------------------------------------------------------------------------------------------------

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from mainstem.run import shelf
 from mainstem.run.shelf import Shelf
 
 
-@pytest.mark.parametrize("block", [64, 1 << 10, 1 << 24])
-def test_copies_have_their_own_numbers_whatever_the_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "BLOCK", block)
-    own, originals, copies = Shelf(4), [], []
+@pytest.mark.parametrize("most", [64, 1 << 10, 1 << 24])
+def test_copies_have_their_own_numbers_whatever_the_block(most: int) -> None:
+    own, originals, copies = Shelf(4, most), [], []
     for number, dtype in enumerate([torch.float32, torch.bool, torch.float64, torch.bfloat16, torch.int64] * 3):
         original = torch.arange(7 * (number + 1)).remainder(5).to(dtype).reshape(number + 1, 7).T[::2]
         originals.append(original.clone())
@@ -23,7 +21,7 @@ def test_copies_have_their_own_numbers_whatever_the_block(block: int, monkeypatc
 
 
 def test_many_copies_share_a_block_and_an_empty_one_needs_none() -> None:
-    own = Shelf(10)
+    own = Shelf(10, 1 << 10)
     made = [own.put(torch.full((3, 5), float(i))) for i in range(10)]
     assert len({one.untyped_storage().data_ptr() for one in made}) == 1
     assert own.put(torch.empty(0, 5)).shape == (0, 5)

@@ -21,7 +21,7 @@ from mainstem.causal import stream_watch
 from mainstem.causal.stream_points import stream_points
 from mainstem.causal.stream_statistics import PointMoments, RotatedKurtosis, ThinnedKurtosis
 from mainstem.causal.stream_watch import Rows, Seen, watch
-from mainstem.errors import NotFiniteError
+from mainstem.errors import NotFiniteError, RunError
 from mainstem.lab.texts import Text
 from mainstem.run.windows import windows
 
@@ -286,6 +286,22 @@ def test_the_null_is_three_and_one_large_dimension_is_not():
     assert section.rotations == {"draws": 40, "tokens": 110}
 
 
+def test_moments_that_were_asked_for_do_not_change_with_what_is_seen_later():
+    model = mainstem.open(build("llama"))
+    text, moments = on(model, 24, 12), PointMoments(stream_points(model.anatomy, "stream"))
+    watch(model.module, forward_of(model), moments.points, text.windows, [moments])
+    before = moments.without_first(1)
+    mean = before.mean.clone()
+    watch(model.module, forward_of(model), moments.points, text.windows, [moments])
+    assert torch.equal(before.mean, mean) and int(moments.without_first(1).tokens) == 2 * int(before.tokens)
+
+
+def test_a_place_that_was_not_reached_is_named():
+    points = stream_points(mainstem.open(build("llama")).anatomy, "stream")
+    with pytest.raises(RunError, match="L0.attn"):
+        PointMoments(points).without_first(1)
+
+
 # --- massive activations ----------------------------------------------------------------------------------
 
 
@@ -327,6 +343,14 @@ def test_a_window_too_short_for_a_sample_has_the_median_of_all_its_tokens():
     add_to(peaks, x, torch.arange(3), 3)
     assert peaks.massive[4].count == 1 and math.isnan(peaks.max_over_median)
     assert peaks.massive[4].times == pytest.approx(500 / float(x.abs().median(1).values.median()), rel=1e-5)
+
+
+def test_what_is_massive_lies_above_the_threshold_whatever_else_is_in_the_batch():
+    x = gaussian(32, D_MODEL, seed=3).float() * 0.01
+    x[0, 4], x[16, 5] = 100.0, 500.0
+    peaks = Peaks(MassiveCriterion())
+    add_to(peaks, x, torch.arange(32), 16)
+    assert list(peaks.massive) == [5]
 
 
 def test_massive_activations_do_not_depend_on_batches():

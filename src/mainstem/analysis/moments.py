@@ -141,4 +141,6 @@ class MomentTable:
 
     def of(self, place: int) -> Moments | None:
         """The moments at a place; None where none were added."""
-        return self.moments[self.row_of[place]] if place in self.row_of else None
+        if place not in self.row_of:
+            return None
+        return self.moments[self.row_of[place]].each(torch.clone)  # what is added later changes the table in place

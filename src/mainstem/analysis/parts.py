@@ -245,16 +245,16 @@ class Subvalues(Group):
         return out.flatten(0, 1) if direction.dim() == 2 else out[:, :, 0].flatten()
 
     def raw_squares(self, rows, dtype):
-        """Squared lengths before the tail.
+        """Squared lengths before the tail, float64 throughout.
 
         Of the vectors where a head has fewer sources than dimensions; otherwise value . (Gram matrix of the head's
-        output) . value in float64, so that no more than W_O is ever held.
+        output) . value, so that no more than W_O is ever held.
         """
         if self.values.shape[1] < self.values.shape[2]:
-            values = self.values.to(dtype)[self.group] * self.multiplier[self.channels][:, None].to(dtype)
-            written = (values @ self._by_head().to(dtype)).flatten(0, 1)
-            sizes = (written if rows is None else rows(written)).pow(2).sum(-1).double()
-            return sizes * self.pattern.flatten().double().pow(2)
+            values = self.values.double()[self.group] * self.multiplier[self.channels][:, None]
+            written = (values @ self._by_head().double()).flatten(0, 1)
+            sizes = (written if rows is None else rows(written)).pow(2).sum(-1)
+            return sizes * self.pattern.flatten().pow(2)
         out = torch.empty(self.pattern.shape, dtype=torch.float64, device=self.pattern.device)
         for number, value in enumerate(self.values):
             heads, value = torch.nonzero(self.group == number).flatten(), value.double()

@@ -128,10 +128,11 @@ class Peaks:
         magnitudes: Float[Tensor, " d_model"],
     ) -> None:
         """Those of one window with this median."""
-        least = max(self.criterion.magnitude, self.criterion.times * median)
-        dimensions = (magnitudes >= least).nonzero()[:, 0]
+        large, least = self.criterion.magnitude, self.criterion.times * median
+        dimensions = ((magnitudes > large) & (magnitudes >= least)).nonzero()[:, 0]
         columns = x[:, dimensions].cpu()
-        for row, column in ((columns.abs() >= least) & inside[:, None]).nonzero().tolist():
+        sizes = columns.abs()
+        for row, column in ((sizes > large) & (sizes >= least) & inside[:, None]).nonzero().tolist():
             found = self.massive.setdefault(int(dimensions[column]), Massive())
             found.add(float(columns[row, column]), median, int(tokens.ids[row]), int(tokens.places[row]))
             found.firsts += int(tokens.positions[row]) == 0

@@ -77,6 +77,21 @@ class Means:
     negentropy: Float[Tensor, " base"]
     bias: Float[Tensor, " base"] | None
 
+    @classmethod
+    def of(
+        cls,
+        readout: Readout,
+        read: Float[Tensor, "base d_in"],
+        total: Float[Tensor, " base"],
+        largest: Float[Tensor, " base"],
+        expected: Float[Tensor, "base d_in"],
+        bias: Float[Tensor, " base"] | None,
+    ) -> "Means":
+        """Of bases whose logits are linear in what is read: sum p z follows from what is expected."""
+        mean = (read.double() * expected.double()).sum(-1) * readout.scale
+        mean = mean if bias is None else mean + bias.double()
+        return cls(total, largest, expected, mean - total.double(), bias)
+
 
 def means_of(readout: Readout, read: Float[Tensor, "base d_in"]) -> Means:
     """The means at bases whose logits are linear in what is read, piece by piece of the vocabulary, each read once."""
@@ -97,14 +112,8 @@ def means_of(readout: Readout, read: Float[Tensor, "base d_in"]) -> Means:
             bias = bias * shrinking + weights @ readout.bias[piece, None].to(weights)
         peak = higher
     total, expected, bias = summed.log() + peak, expected / summed, bias / summed
-    mean = (read.double() * expected.double()).sum(-1, keepdim=True) * readout.scale + bias.double()
-    return Means(
-        total[:, 0],
-        largest[:, 0],
-        expected,
-        (mean - total.double())[:, 0],
-        None if readout.bias is None else bias[:, 0],
-    )
+    own_bias = None if readout.bias is None else bias[:, 0]
+    return Means.of(readout, read, total[:, 0], largest[:, 0], expected, own_bias)
 
 
 def mean_rows(readout: Readout, weights: Float[Tensor, "base d_vocab"]) -> Float[Tensor, "base d_in"]:
@@ -187,11 +196,14 @@ class Bases:
         cap, p, z = self.readout.softcap, self.p, self.z
         likeliest, place = p.max(-1, keepdim=True)
         total = (z.gather(-1, place) - likeliest.log()).squeeze(-1)
-        entropy = torch.stack([row @ (own - t) for row, own, t in zip(p, z, total, strict=True)])
         if expected is None:
             expected = mean_rows(self.readout, p if cap is None else p * (1 - (z / cap).pow(2)))
         bias = None if self.readout.bias is None else p @ self.readout.bias.to(p)
-        return Means(total, torch.maximum(self.u.amax(-1), -self.u.amin(-1)), expected, entropy.double(), bias)
+        largest = torch.maximum(self.u.amax(-1), -self.u.amin(-1))
+        if cap is None:
+            return Means.of(self.readout, self.read.to(self.dtype), total, largest, expected, bias)
+        entropy = torch.stack([row @ (own - t) for row, own, t in zip(p, z, total, strict=True)])
+        return Means(total, largest, expected, entropy.double(), bias)
 
     @property
     def rounding(self) -> Float[Tensor, " base"]:

@@ -13,6 +13,7 @@ from mainstem.analysis.peaks import MassiveCriterion, Peaks, medians_and_largest
 from mainstem.analysis.rotations import random_rotation
 from mainstem.causal.stream_points import PointKind, StreamPoint
 from mainstem.causal.stream_watch import Scratch, Seen
+from mainstem.errors import RunError
 
 
 class PointMoments:
@@ -67,8 +68,16 @@ class PointMoments:
         return self.first[number]
 
     def without_first(self, number: int) -> Moments:
-        """The moments at a point without the first positions of windows; windows have two tokens at least."""
-        return next(found for table in self.rest.values() if (found := table.of(number)) is not None)
+        """The moments at a point without the first positions of windows; windows have two tokens at least.
+
+        Raises:
+            RunError: the model did not come by it.
+        """
+        for table in self.rest.values():
+            found = table.of(number)
+            if found is not None:
+                return found
+        raise RunError("A place of the stream was not reached in the run", self.points[number].name)
 
 
 class PointOutliers:

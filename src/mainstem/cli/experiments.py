@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mainstem.cli.collecting import as_usual
 from mainstem.cli.running import Run, silence
 from mainstem.errors import MainstemError, UsageError
 from mainstem.experiments.registry import Entry
@@ -89,6 +90,7 @@ class ExperimentRuns:
 
         if entry.trains:
             settings = self._settings_of(entry)
+            as_usual()
             with self.run.step(f"Running {entry.name} ..."):
                 made = entry.function()(settings)
             return replace(made, notes=list(dict.fromkeys([*made.notes, *settings.notes()])))

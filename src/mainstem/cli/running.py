@@ -38,6 +38,12 @@ class Run:
         Raises:
             LoadError, UsageError, AnatomyError: as `mainstem.open`, `check` and `Model.anatomy`.
         """
+        try:
+            return self._opened(check)
+        finally:
+            as_usual()
+
+    def _opened(self, check: Callable[["Model"], None]) -> "Model":
         common = self.common
         silence(common.quiet)
         with self.step(f"Opening {common.model} ..."):
@@ -57,7 +63,6 @@ class Run:
             check(model)
         with self.step(f"Discovering the stream of {model.loaded.name} ..."):
             _ = model.anatomy
-        as_usual()
         return model
 
     def prompt(self, given: str) -> str | list[int]:

@@ -188,11 +188,12 @@ class _ModuleTaps:
     def before(self, module, args, kwargs):
         call, self.calls = self.calls, self.calls + 1
         inside = {key: taps for key, taps in self.inside[call].items() if taps} if call in self.inside else None
-        mode = _FunctionTaps(self, inside) if inside else None
-        self.open.append((call, mode))
+        self.open.append((call, None))
         taps = self.boundary.get(("input", call))
         new = _apply(taps, (args, kwargs)) if taps else None
-        if mode is not None:
+        if inside:
+            mode = _FunctionTaps(self, inside)
+            self.open[-1] = call, mode  # not before, because a tap may end the run, and only what was entered is left
             mode.__enter__()
         return new
 

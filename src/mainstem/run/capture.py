@@ -86,7 +86,7 @@ class _Keeper:
         self.destinations = destinations
         self.rows = torch.arange(batch, device=destinations.device)[:, None]
         self.single = int(destinations) if destinations.numel() == 1 else None
-        self.shelf, self.sources = Shelf(ROWS), Shelf(2 * attentions)
+        self.shelf, self.sources = Shelf(ROWS, 1 << 20), Shelf(2 * attentions, 1 << 24)
         self.taps: list[tuple[Site, Tap]] = []
 
     def by_token(self, tensor: Tensor, site: Site) -> Tensor:

@@ -8,19 +8,17 @@ other in a few large blocks.
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 24
-"""Bytes of a block at most, unless one copy has more."""
-
 
 class Shelf:
     """Blocks of memory, by dtype and device, each filled from its beginning.
 
     Args:
         many: how many copies of the size of a block's first one it has room for.
+        most: bytes of a block at most, unless one copy has more.
     """
 
-    def __init__(self, many: int) -> None:
-        self.many = max(many, 1)
+    def __init__(self, many: int, most: int) -> None:
+        self.many, self.most = max(many, 1), most
         self._blocks: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -28,7 +26,7 @@ class Shelf:
         key, size = (tensor.dtype, tensor.device), tensor.numel()
         block, used = self._blocks.get(key, (None, 0))
         if block is None or used + size > len(block):
-            room = max(size, min(BLOCK // tensor.element_size(), self.many * size))
+            room = max(size, min(self.most // tensor.element_size(), self.many * size))
             block, used = torch.empty(room, dtype=tensor.dtype, device=tensor.device), 0
         self._blocks[key] = block, used + size
         return block[used : used + size].view(tensor.shape).copy_(tensor)
