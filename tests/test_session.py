@@ -261,6 +261,40 @@ def test_what_a_trace_holds_grows_by_writes_keys_and_values(name: str) -> None:
     assert own_long - own_short <= all_long - all_short <= 1.02 * (own_long - own_short)
 
 
+class Inner(nn.Module):
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        for _ in range(times):
+            x = torch.add(x, 1)
+        return x
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        return torch.add(self.inner(torch.add(x, 10), times), 100)
+
+
+@pytest.mark.parametrize("times", [0, 3])
+def test_functions_are_counted_where_a_module_calls_them_and_not_where_those_in_it_do(times: int) -> None:
+    outer = nn.Sequential(Outer())
+    outer.forward = lambda x: outer[0](x, times)  # type: ignore[method-assign]
+    seen: dict[str, float] = {}
+
+    def at(path: str, ordinal: int):
+        name = f"{path} {ordinal}"
+        site = Site(path, 0, "result", function="add", ordinal=ordinal)
+        return site, lambda leaves: seen.update({name: float(leaves[0])})
+
+    with tapped(outer, [at("0", 0), at("0", 1), at("0.inner", 0), at("0.inner", 2)]):
+        outer(torch.tensor(0.0))
+    expected = {"0 0": 10, "0 1": 110 + times}
+    assert seen == expected | ({"0.inner 0": 11, "0.inner 2": 13} if times else {})
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in outer.modules())
+
+
 def test_a_run_that_ends_at_a_modules_input_leaves_other_modes_alone() -> None:
     """Also where functions inside that module are watched, which then never begin."""
 

@@ -10,6 +10,7 @@ an untapped one.
 Limits: a module that is compiled or exported shows its boundary only.
 """
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -99,6 +100,19 @@ def _instead(new: Replacement, func: Callable[..., Any], args: tuple, kwargs: di
         return new(func, args, kwargs)
 
 
+_CALL = torch.nn.Module._call_impl.__code__
+
+
+def _innermost_module() -> torch.nn.Module | None:
+    """The module in whose call the code that asks runs; None outside of any."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
+
+
 class _FunctionTaps(TorchFunctionMode):
     """Counts the functions called inside one module call and shows the tapped ones."""
 
@@ -111,7 +125,8 @@ class _FunctionTaps(TorchFunctionMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self.owner.nested or (name := function_name(func)) not in self.functions:
+        name = function_name(func)
+        if name not in self.functions or _innermost_module() is not self.owner.module:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         name = counted_by(name, args)
@@ -145,12 +160,11 @@ class _ModuleTaps:
         self.module = module
         self.users = 0
         self.calls = 0
-        self.nested = 0
         self.open: list[tuple[int, _FunctionTaps | None]] = []
         self.boundary: dict[tuple[str, int], list[Tap]] = defaultdict(list)
         self.inside: dict[int, dict[tuple[str, str, int], list[Any]]] = defaultdict(lambda: defaultdict(list))
         self.handles: list[Any] = [module.register_forward_hook(self.after, always_call=True)]
-        self.watches_before = self.watches_inside = False
+        self.watches_before = False
 
     def taps_at(self, site: Site) -> list[Any]:
         """The list of the taps at a site of this module."""
@@ -159,18 +173,12 @@ class _ModuleTaps:
             self.handles.append(self.module.register_forward_pre_hook(self.before, with_kwargs=True))
         if not site.function:
             return self.boundary[(site.where, site.call)]
-        if not self.watches_inside:
-            self.watches_inside = True
-            for inner in self.module.modules():
-                if inner is not self.module:
-                    self.handles.append(inner.register_forward_pre_hook(self.enter_nested))
-                    self.handles.append(inner.register_forward_hook(self.leave_nested, always_call=True))
         return self.inside[site.call][(site.where, site.function, site.ordinal)]
 
     def restart(self) -> None:
         """A new forward pass begins: calls count from 0."""
         self.close_modes()
-        self.calls = self.nested = 0
+        self.calls = 0
 
     def close(self) -> None:
         """Removes every hook."""
@@ -196,12 +204,6 @@ class _ModuleTaps:
             self.open[-1] = call, mode  # not before, because a tap may end the run, and only what was entered is left
             mode.__enter__()
         return new
-
-    def enter_nested(self, module, args) -> None:
-        self.nested += 1
-
-    def leave_nested(self, module, args, output) -> None:
-        self.nested = max(0, self.nested - 1)
 
     def after(self, module, args, output):
         if not self.watches_before:
@@ -240,8 +242,17 @@ def tapped(
     by_path: dict[str, list[tuple[Site, Any]]] = defaultdict(list)
     for site, tap in taps:
         by_path[site.path].append((site, tap))
-    with ExitStack() as stack:
-        handlers = [stack.enter_context(_taps_of(modules[path], own)) for path, own in by_path.items()]
+    added: list[tuple[_ModuleTaps, list[Any], Any]] = []
+    handles: list[Any] = []
+    try:
+        for path, own in by_path.items():
+            handler = _handler_of(modules[path])
+            for site, tap in own:
+                taps_there = handler.taps_at(site)
+                taps_there.append(tap)
+                handler.users += 1
+                added.append((handler, taps_there, tap))
+        handlers = list(dict.fromkeys(handler for handler, _, _ in added))
 
         def restart(module, args, kwargs) -> None:
             for handler in handlers:
@@ -250,8 +261,24 @@ def tapped(
                 begin(args, kwargs)
 
         if handlers:  # before the model's own taps, so that its first call is counted
-            stack.callback(model.register_forward_pre_hook(restart, with_kwargs=True, prepend=True).remove)
+            handles.append(model.register_forward_pre_hook(restart, with_kwargs=True, prepend=True))
         yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for handler, taps_there, tap in reversed(added):
+            taps_there.remove(tap)
+            handler.users -= 1
+            if not handler.users:
+                handler.close()
+                _tapped.pop(handler.module, None)
+
+
+def _handler_of(module: torch.nn.Module) -> _ModuleTaps:
+    """One module's taps; its hooks are shared with other contexts that are open."""
+    if module not in _tapped:
+        _tapped[module] = _ModuleTaps(module)
+    return _tapped[module]
 
 
 def replaced_functions(
@@ -266,27 +293,6 @@ def replaced_functions(
         replacements: by the site of one of the function's arguments, or of its result.
     """
     return tapped(model, [(replace(site, where="call", slot=0), new) for site, new in replacements.items()])
-
-
-@contextmanager
-def _taps_of(module: torch.nn.Module, taps: list[tuple[Site, Any]]) -> Iterator[_ModuleTaps]:
-    """One module's taps; its hooks are shared with other contexts that are open."""
-    handler = _tapped.get(module)
-    if handler is None:
-        handler = _tapped[module] = _ModuleTaps(module)
-    handler.users += 1
-    added = [(handler.taps_at(site), tap) for site, tap in taps]
-    for own, tap in added:
-        own.append(tap)
-    try:
-        yield handler
-    finally:
-        for own, tap in added:
-            own.remove(tap)
-        handler.users -= 1
-        if not handler.users:
-            handler.close()
-            _tapped.pop(module, None)
 
 
 @contextmanager
