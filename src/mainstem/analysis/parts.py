@@ -208,7 +208,7 @@ class Subvalues(Group):
 
     `values` [n_key_value_heads, source, d_value]; `matrix` is W_O, whose input channels are scaled by `multiplier` on
     the way from attention's result, and `channels` says where a head's coordinates are among them; `group` [n_heads]
-    says which values a head reads.
+    says which values a head reads, each of them as many heads.
     """
 
     pattern: Float[Tensor, "n_heads source"]
@@ -237,11 +237,11 @@ class Subvalues(Group):
         """Inner products before the tail."""
         flat = direction if direction.dim() == 2 else direction[:, None]
         read = (flat.T.contiguous() @ self.matrix.to(flat)) * self.multiplier.to(flat)
-        out = torch.empty(*self.pattern.shape, flat.shape[1], dtype=flat.dtype, device=flat.device)
-        for number, value in enumerate(self.values):
-            heads = torch.nonzero(self.group == number).flatten()
-            own = torch.einsum("sj,khj->hsk", value.to(flat), read[:, self.channels[heads]])
-            out[heads] = own.mul_(self.pattern[heads].to(flat)[:, :, None])
+        order = self.group.argsort(stable=True)  # heads that read the same values one after the other
+        shared = read[:, self.channels[order]].unflatten(1, (len(self.values), -1))
+        own = torch.einsum("ksj,nkgj->kgsn", self.values.to(flat), shared).flatten(0, 1)
+        own *= self.pattern[order].to(flat)[:, :, None]
+        out = torch.empty_like(own).index_copy_(0, order, own)
         return out.flatten(0, 1) if direction.dim() == 2 else out[:, :, 0].flatten()
 
     def raw_squares(self, rows, dtype):
