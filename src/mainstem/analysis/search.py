@@ -121,11 +121,13 @@ class IncreaseSearch:
                     bound = -bound
                 else:
                     bound, allowed = upper_bounds(self.steps[step], group, slot.owner)
-                total += torch.where(bound.isnan(), torch.inf, bound)
+                total += bound
                 rounding += allowed
             bounds.append(total)
-            roundings.append(torch.where(rounding.isnan(), torch.inf, rounding))
-        return torch.cat(bounds), torch.cat(roundings)
+            roundings.append(rounding)
+        made = torch.stack([torch.cat(bounds), torch.cat(roundings)])
+        made[made.isnan()] = torch.inf  # where nothing is known nothing is left out
+        return made[0], made[1]
 
     def top(self, count: int, negative: bool = False, exhaustive: bool = False) -> Search:
         """The `count` units with the largest increase or, with `negative`, the smallest."""

@@ -205,7 +205,7 @@ class Bases:
         entropy = torch.stack([row @ (own - t) for row, own, t in zip(p, z, total, strict=True)])
         return Means(total, largest, expected, entropy.double(), bias)
 
-    @property
+    @cached_property
     def rounding(self) -> Float[Tensor, " base"]:
         """What rounding can change a logit by."""
         return 16 * torch.finfo(self.dtype).eps * self.means.largest
