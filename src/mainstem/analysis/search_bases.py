@@ -88,9 +88,18 @@ class Means:
         bias: Float[Tensor, " base"] | None,
     ) -> "Means":
         """Of bases whose logits are linear in what is read: sum p z follows from what is expected."""
-        mean = (read.double() * expected.double()).sum(-1) * readout.scale
-        mean = mean if bias is None else mean + bias.double()
-        return cls(total, largest, expected, mean - total.double(), bias)
+        return cls(total, largest, expected, mean_logit(readout, read, expected, bias) - total.double(), bias)
+
+
+def mean_logit(
+    readout: Readout,
+    read: Float[Tensor, "unit d_in"],
+    expected: Float[Tensor, "unit d_in"],
+    bias: Float[Tensor, " unit"] | None,
+) -> Float[Tensor, " unit"]:
+    """What distributions expect of the logits of what is read, where these are linear in it; see `Means`."""
+    mean = (read.double() * expected.double()).sum(-1) * readout.scale
+    return mean if bias is None else mean + bias.double()
 
 
 def means_of(readout: Readout, read: Float[Tensor, "base d_in"]) -> Means:
@@ -248,14 +257,14 @@ class Bases:
             summed = summed * (peak - higher).exp() + z.sub_(higher).clamp_min_(LOWEST).exp_().sum(-1, keepdim=True)
             peak = higher
         total = (summed.log() + peak).double().squeeze(-1)  # of what is left after subtracting the total before
-        mean = self._mean_of(rows, x) - before.double()[:, 0] if capped is None else capped.double()[:, 0]
-        gap = self.means.negentropy[rows] - mean + total
+        means = self.means
+        if capped is None:
+            bias = None if means.bias is None else means.bias[rows]
+            mean = mean_logit(self.readout, x, means.expected[rows], bias) - before.double()[:, 0]
+        else:
+            mean = capped.double()[:, 0]
+        gap = means.negentropy[rows] - mean + total
         return own - total - before.double().squeeze(-1), gap.clamp_min(0)
-
-    def _mean_of(self, rows: Int[Tensor, " unit"], x: Float[Tensor, "unit d_in"]) -> Float[Tensor, " unit"]:
-        """What the distributions at bases expect of the logits of what is read, where these are linear in it."""
-        mean = (x.double() * self.means.expected[rows].double()).sum(-1) * self.readout.scale
-        return mean if self.means.bias is None else mean + self.means.bias[rows].double()
 
     def tokens(self, ids: Tensor) -> Float[Tensor, "top d_in"]:
         """Rows of the unembedding, float64."""
