@@ -99,7 +99,7 @@ PUBLISHED = 1_400_000
 """Products with the unembedding that the method's published notebook takes for one prompt of such a model."""
 
 
-def counts(tokens: int = 16, scored: int = 116, shapes: dict[str, int] = SEVEN_B) -> None:
+def counts(tokens: int = 16, scored: int = 110, shapes: dict[str, int] = SEVEN_B) -> None:
     """Products with the unembedding, and multiplications, for a top 100 from counts alone."""
     table(f"counts for {shapes}, {tokens} tokens, top 100", counted(tokens, scored, shapes))
 

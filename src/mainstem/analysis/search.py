@@ -35,7 +35,7 @@ from mainstem.targets import Target
 from mainstem.units import Unit
 
 SLACK = 1e-4
-SPARE = 16
+SPARE = 8
 """How many more units than wanted are scored at first: a chunk costs a pass over the unembedding, however small."""
 CHUNKS = (64, 64, 128)
 """How many units are then scored at once; the last for good: bounds are loose, and large products are faster."""
