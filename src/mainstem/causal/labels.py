@@ -90,7 +90,7 @@ def _probed(model: torch.nn.Module, anatomy: Anatomy, input_ids: Tensor, probes:
     ids = torch.cat([input_ids.expand(batch - 1, -1), another_end(input_ids)])
     last = torch.full((batch, 1), input_ids.shape[1] - 1, device=input_ids.device)
     edits = [(probe.site, _edit_tap(probe, row, batch)) for row, probe in enumerate(probes, start=1)]
-    return capture(model, anatomy, ids, last, edits=edits, **forward)
+    return capture(model, anatomy, ids, last, edits=edits, reads=False, **forward)
 
 
 def _result(
@@ -113,7 +113,7 @@ def _result(
         old = [run.writes[i][0, -1] for i in probe.writes]
     else:
         edit: list[tuple[Site, Tap]] = [(probe.site, _edit_tap(probe, 0, 1))]
-        single = capture(model, before.anatomy, input_ids, alone.destinations, edits=edit, **forward)
+        single = capture(model, before.anatomy, input_ids, alone.destinations, edits=edit, reads=False, **forward)
         new = [single.writes[i][0, -1] for i in probe.writes]
         old = [before.writes[i][0] for i in probe.writes]
     seen = torch.zeros_like(probe.expected)

@@ -259,7 +259,7 @@ class Replay:
         taps = change_taps(changes, Pass(1, self.ids.shape[1]))
         end = torch.tensor([[self.position]], device=self.ids.device)
         with part_of(self.model, self.prompt):
-            captured = capture(self.model, self.anatomy, self.ids, end, edits=taps, **self.forward)
+            captured = capture(self.model, self.anatomy, self.ids, end, edits=taps, reads=False, **self.forward)
         found = next((i for i in captured.order if not bool(torch.isfinite(captured.writes[i]).all())), None)
         return "the unembedding" if found is None else str(self.anatomy.writes[found].unit)
 

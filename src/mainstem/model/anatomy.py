@@ -79,6 +79,7 @@ class AttentionCore:
             neighbours are copies.
         value_groups: how many neighbouring heads of the values were copies of one in the recorded run.
         scaling: the fused call's scale; None for 1 / sqrt(d_head of the keys).
+        overwritten: the arguments that the model changes in place later, by their names among `slots`.
     """
 
     site: Site
@@ -93,6 +94,7 @@ class AttentionCore:
     causal: bool
     scaling: float | None
     steps: tuple[PreStep, ...]
+    overwritten: frozenset[str] = frozenset()
 
     @property
     def n_heads(self) -> int:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mainstem.model.anatomy import AttentionCore, PreStep
-from mainstem.model.hooks import Site
 from mainstem.model.layouts import PositionAxis, by_position, fit_output_layout, repeats
 from mainstem.model.paths import FUSED, Path, PathStep, pattern_operands
 from mainstem.model.program import argument_slot
@@ -267,8 +266,10 @@ def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> A
     if n_heads % n_value:
         raise UnsplittableError(f"{n_heads} heads do not share {n_value} key/value heads evenly")
     scale = operands.constants.get("scale")
+    leaves = leaves_of((call.args, call.kwargs))
+    seen = {name: leaves[slot] for name, slot in operands.slots.items()}
     return AttentionCore(
-        site=Site(call.frame.path, call.frame.call, "arguments", 0, call.key, call.ordinal),
+        site=call.site("arguments", 0),
         fused=operands.fused,
         slots=operands.slots,
         layouts=operands.layouts,
@@ -280,6 +281,7 @@ def _assemble(call, operands: _Operands, channels, sizes, steps, positions) -> A
         causal=bool(operands.constants.get("is_causal", False)),
         scaling=None if scale is None or isinstance(scale, Value) else float(scale),
         steps=steps,
+        overwritten=frozenset(name for name, leaf in seen.items() if isinstance(leaf, Value) and leaf.overwritten),
     )
 
 

@@ -13,13 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
-from mainstem.model.hooks import around_call, counted_by, function_name, watch_calls
+from mainstem.model.function_taps import FUSED, STAND_IN, counted_by, function_name
+from mainstem.model.hooks import Site, around_call, watch_calls
 from mainstem.model.outputs import logits_of
 from mainstem.model.trees import leaves_of, map_leaves
 
@@ -78,6 +79,7 @@ class Call:
     kwargs: dict
     frame: Frame | None
     ordinal: int
+    by_name: bool = False
     outputs: list[Value] = field(default_factory=list)
     _operands: list[Value] = field(init=False)
     _active: list[Value] = field(init=False)
@@ -102,6 +104,17 @@ class Call:
     def active_operands(self) -> list[Value]:
         """Those of them that depend on the token ids."""
         return list(self._active)
+
+    def site(self, where: Literal["arguments", "result"], slot: int, **more: bool) -> Site:
+        """Where its arguments or its result can be seen.
+
+        Raises:
+            ValueError: if it happened outside of any module.
+        """
+        if self.frame is None:
+            raise ValueError(f"{self.name} was called outside of any module")
+        frame = self.frame
+        return Site(frame.path, frame.call, where, slot, self.key, self.ordinal, by_name=self.by_name, **more)
 
     def inside(self, frame: Frame) -> bool:
         """Whether it happened in a module call, or in one that that made."""
@@ -206,7 +219,8 @@ class Recorder(TorchFunctionMode):
         def swap(leaf):
             return operands[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf
 
-        call = Call(name, func, map_leaves(swap, args), map_leaves(swap, kwargs), self.frame, ordinals)
+        by_name = name == FUSED and STAND_IN.called()
+        call = Call(name, func, map_leaves(swap, args), map_leaves(swap, kwargs), self.frame, ordinals, by_name)
         active = any(value.active for value in operands.values())
         self._register(call, leaves, changed, results, active)
         return result
@@ -273,7 +287,7 @@ def record(model: torch.nn.Module, input_ids: torch.Tensor, **kwargs: Any) -> Re
     Errors of the model itself are raised unchanged; no hook is left behind.
     """
     recorder = Recorder(model, [input_ids])
-    with torch.no_grad(), watch_calls(model, recorder.enter, recorder.leave), recorder:
+    with torch.no_grad(), watch_calls(model, recorder.enter, recorder.leave), STAND_IN.needed(), recorder:
         result = model(input_ids=input_ids, **kwargs)
     return recorder.recording({"logits": logits_of(result)})
 
@@ -296,6 +310,7 @@ def recorded_call(
         stack = ExitStack()
         for name, child in module.named_children():
             stack.enter_context(watch_calls(child, _prefixed(recorder.enter, name), recorder.leave))
+        stack.enter_context(STAND_IN.needed())
         stack.enter_context(recorder)
         open_now.append((recorder, stack))
 

@@ -60,16 +60,8 @@ class SiteFinder:
             call = candidate.call
             if call is not None and call.frame is not None and call.func is not None and call.name != "__setitem__":
                 slot = max(candidate.slot, 0)
-                return Site(
-                    call.frame.path,
-                    call.frame.call,
-                    "result",
-                    slot,
-                    call.key,
-                    call.ordinal,
-                    candidate.overwritten,
-                    self._positions_first(candidate),
-                )
+                first = self._positions_first(candidate)
+                return call.site("result", slot, overwritten=candidate.overwritten, positions_first=first)
         where = value.call.frame.path if value.call is not None and value.call.frame is not None else "the model"
         raise RefusedError("A value of the stream is made out of sight of any module or function", where)
 
@@ -112,9 +104,7 @@ class SiteFinder:
 
     def arguments(self, call: Call, value: Value) -> Site:
         """The site of `value` as an argument of `call`."""
-        assert call.frame is not None
-        slot = argument_slot(call, value)
-        return Site(call.frame.path, call.frame.call, "arguments", slot, call.key, call.ordinal)
+        return call.site("arguments", argument_slot(call, value))
 
     def views_of(self, value: Value) -> list[Value]:
         """`value` and the values that hold the same elements in the same order and dtype."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from mainstem.errors import RefusedError
 from mainstem.model.discovery import expand
 from mainstem.model.equivariance import BLIND, Reflections
-from mainstem.model.hooks import Site
 from mainstem.model.program import Program, dependents, extract, one_call
 from mainstem.model.recorder import Call, Frame, Recording, Value
 from mainstem.model.sites import SiteFinder
@@ -274,7 +273,7 @@ class Spreading:
     def _bracket(self, call: Call, result: Value, marked: list[Value], axis: int) -> Bracket:
         assert call.frame is not None
         inputs = tuple((self.finder.arguments(call, value), self.marks[value.id].axis) for value in marked)
-        made = Site(call.frame.path, call.frame.call, "result", result.slot, call.key, call.ordinal)
+        made = call.site("result", result.slot)
         return Bracket(inputs, ((made, axis),), where(call))
 
     def _leave_open(self, call: Call, result: Value, sources: list[Value]) -> None:

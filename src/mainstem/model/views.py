@@ -28,6 +28,8 @@ def result_rows(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: in
 
 
 def _arrange(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int, ending: str) -> Tensor:
+    if layout in (f"b {heads} {ending}" for heads in ("h", "own")):
+        return tensor
     words = layout.replace("(", " ").replace(")", " ").split()
     heads = [name for name in ("h", "k", "g", "own") if name in words]
     known = {name: sizes[name] for name in heads if name in sizes}

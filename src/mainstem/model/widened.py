@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mainstem.model.hooks import function_name
+from mainstem.model.function_taps import function_name
 from mainstem.model.trees import map_leaves
 
 CASTS = ("float", "half", "bfloat16")

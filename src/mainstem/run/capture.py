@@ -1,16 +1,17 @@
 """One run of a model with everything kept that its anatomy names.
 
-Writes are kept by reference, which costs no time. Keys and values are copied for the heads that are distinct, and what
-is needed at the asked destinations alone (query rows, pattern rows, what W_O reads, neurons' activations, results of
-reads) row by row, so no tensor of positions x positions is held. A tensor that the model later changes in place is
-copied.
+Writes are kept by reference, and so are keys and values where nothing else lies in their memory; of those that are
+repeated for several heads the distinct ones are copied. What is needed at the asked destinations alone (query rows,
+pattern rows, what W_O reads, neurons' activations, results of reads) is copied row by row, so no tensor of positions x
+positions is held. A tensor that the model later changes in place is copied when it is seen.
 
-Cost: one hook for each kept value, and a function mode inside attention modules; see `make bench`.
+Cost: one hook for each kept value, and what `function_taps` needs in attention modules; see `make bench`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -22,14 +23,10 @@ from mainstem.model.expert_rows import ExpertRows
 from mainstem.model.experts import ExpertParts, expert_parts, find_sum
 from mainstem.model.graph import Gate, gates_of
 from mainstem.model.hooks import Site, Tap, tapped
-from mainstem.model.layouts import PositionAxis, by_position, by_token
 from mainstem.model.outputs import logits_of
 from mainstem.model.recorder import recorded_call
 from mainstem.model.views import heads_first, pattern_rows, query_rows
-from mainstem.run.shelf import Shelf
-
-ROWS = 256
-"""For how many rows memory is taken at once; a run keeps some hundreds."""
+from mainstem.run.keeper import Arrange, Keeper, Store
 
 
 @dataclass(eq=False)
@@ -76,43 +73,6 @@ class Captured:
     order: list[int]
 
 
-class _Keeper:
-    """Builds taps that store what they see."""
-
-    def __init__(
-        self, batch: int, positions: int, destinations: Int[Tensor, "batch destination"], attentions: int
-    ) -> None:
-        self.batch, self.positions = batch, positions
-        self.destinations = destinations
-        self.rows = torch.arange(batch, device=destinations.device)[:, None]
-        self.single = int(destinations) if destinations.numel() == 1 else None
-        self.shelf, self.sources = Shelf(ROWS, 1 << 20), Shelf(2 * attentions, 1 << 24)
-        self.taps: list[tuple[Site, Tap]] = []
-
-    def by_token(self, tensor: Tensor, site: Site) -> Tensor:
-        """[batch, positions, rest] of what is at a site."""
-        return by_token(tensor, site, self.batch, self.positions)
-
-    def rows_at(self, tensor: Tensor, site: Site) -> Tensor:
-        """[batch, destination, rest] of what is at a site."""
-        return self.at(self.by_token(tensor, site))
-
-    def at(self, tensor: Tensor) -> Tensor:
-        """[batch, destination, rest]: the asked rows of [batch, positions, rest], copied."""
-        if self.single is not None:  # a slice is many times cheaper than an index, and there are hundreds
-            return self.shelf.put(tensor[:, self.single : self.single + 1])
-        return tensor[self.rows.to(tensor.device), self.destinations.to(tensor.device)]
-
-    def keep(self, site: Site, store, select) -> None:
-        """Stores `select(what is at site, site)` with `store`."""
-
-        def tap(leaves):
-            tensor = leaves[site.slot]
-            store(select(tensor.clone() if site.overwritten else tensor, site))
-
-        self.taps.append((site, tap))
-
-
 @torch.no_grad()
 def capture(
     model: torch.nn.Module,
@@ -120,6 +80,7 @@ def capture(
     input_ids: Int[Tensor, "batch pos"],
     destinations: Int[Tensor, "batch destination"],
     edits: Sequence[tuple[Site, Tap]] = (),
+    reads: bool = True,
     **forward,
 ) -> Captured:
     """Runs the model on `input_ids` and keeps what the anatomy names.
@@ -130,16 +91,16 @@ def capture(
         input_ids: token ids.
         destinations: for each row of the batch the positions whose rows are wanted.
         edits: taps that change the run; what is kept is what was there after them.
+        reads: whether the results of reads and the stream that enters each block are wanted, for their certificate.
         forward: further arguments of the forward call (attention mask, position ids).
     """
-    batch, positions = input_ids.shape
     attentions = len({write.attention.site for write in anatomy.writes if write.attention is not None})
-    keeper = _Keeper(batch, positions, destinations, attentions)
+    keeper = Keeper(input_ids.shape[1], destinations, attentions)
     out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, {}, [], [], [])
     out.writes = [torch.empty(0)] * len(anatomy.writes)
-    out.reads = [torch.empty(0)] * len(anatomy.reads)
-    out.block_inputs = [torch.empty(0)] * len(anatomy.blocks)
     _keep_stream(keeper, anatomy, out)
+    if reads:
+        _keep_reads(keeper, anatomy, out)
     for i, write in enumerate(anatomy.writes):
         _keep_write(keeper, i, write, out)
     sites = dict.fromkeys(write.experts for write in anatomy.writes if write.experts is not None)
@@ -150,24 +111,27 @@ def capture(
             stack.enter_context(recorded_call(model, site.path, site.call, done))
         stack.enter_context(tapped(model, [*edits, *keeper.taps]))
         result = model(input_ids=input_ids, **forward)
+    keeper.finish()
     out.logits = keeper.at(logits_of(result))
     return out
 
 
-def _keep_stream(keeper: _Keeper, anatomy: Anatomy, out: Captured) -> None:
-    def set_stream(tensor: Tensor) -> None:
-        out.stream = tensor
-
-    keeper.keep(anatomy.readout.stream_site, set_stream, keeper.by_token)
+def _keep_stream(keeper: Keeper, anatomy: Anatomy, out: Captured) -> None:
+    keeper.keep(anatomy.readout.stream_site, _attribute(out, "stream"))
     for i, write in enumerate(anatomy.writes):
-        keeper.keep(write.site, _ordered(_setter(out.writes, i), out.order, i), keeper.by_token)
-    for i, read in enumerate(anatomy.reads):
-        keeper.keep(read.site, _setter(out.reads, i), keeper.rows_at if read.axis is None else _rows(keeper, read.axis))
-    for i, block in enumerate(anatomy.blocks):
-        keeper.keep(block.input_site, _setter(out.block_inputs, i), keeper.rows_at)
+        keeper.keep_write(write.site, _ordered(_setter(out.writes, i), out.order, i))
     for gate in gates_of(anatomy.graph):
         out.gates[gate] = torch.empty(0)
-        keeper.keep(gate.site, _setter(out.gates, gate), keeper.by_token)
+        keeper.keep(gate.site, _setter(out.gates, gate))
+
+
+def _keep_reads(keeper: Keeper, anatomy: Anatomy, out: Captured) -> None:
+    out.reads = [torch.empty(0)] * len(anatomy.reads)
+    for i, read in enumerate(anatomy.reads):
+        keeper.keep_rows(read.site, _setter(out.reads, i), read.axis)
+    out.block_inputs = [torch.empty(0)] * len(anatomy.blocks)
+    for i, block in enumerate(anatomy.blocks):
+        keeper.keep_rows(block.input_site, _setter(out.block_inputs, i))
 
 
 def _setter(container, key):
@@ -175,6 +139,10 @@ def _setter(container, key):
         container[key] = tensor
 
     return store
+
+
+def _attribute(owner: object, name: str) -> Store:
+    return lambda tensor: setattr(owner, name, tensor)
 
 
 def _ordered(store, order: list[int], index: int):
@@ -187,9 +155,9 @@ def _ordered(store, order: list[int], index: int):
     return noting
 
 
-def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> None:
+def _keep_write(keeper: Keeper, index: int, write: Write, out: Captured) -> None:
     if write.source is not None:
-        keeper.keep(write.source, _setter(out.sources, index), keeper.rows_at)
+        keeper.keep_rows(write.source, _setter(out.sources, index))
     core = write.attention
     if core is None or core.site in out.attention:
         return
@@ -197,50 +165,51 @@ def _keep_write(keeper: _Keeper, index: int, write: Write, out: Captured) -> Non
     keeper.taps.append((core.site, _attention_tap(keeper, core, run)))
     for step in core.steps:
         if step.gate_site is not None and step.gate_axis is not None:
-            keeper.keep(step.gate_site, _setter(run.gates, step.gate_site), _rows(keeper, step.gate_axis))
+            keeper.keep_rows(step.gate_site, _setter(run.gates, step.gate_site), step.gate_axis)
 
 
-def _rows(keeper: _Keeper, axis: PositionAxis):
-    """Rows at the destinations of what has its positions on an axis of its own."""
-    return lambda t, site: keeper.at(by_position(t, axis, keeper.batch, keeper.positions))
+def _attention_tap(keeper: Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
+    def distinct(name: str, count: int) -> Arrange:
+        """Of keys or values those heads that are no copies of their neighbours."""
 
+        def arrange(tensor: Tensor) -> Tensor:
+            heads = heads_first(tensor, core.layouts[name], core.sizes, keeper.batch)
+            group = heads.shape[1] // count
+            return heads if group == 1 else heads[:, ::group]
 
-def _attention_tap(keeper: _Keeper, core: AttentionCore, run: AttentionRun) -> Tap:
-    def distinct(tensor: Tensor, layout: str, count: int) -> Tensor:
-        heads = heads_first(tensor, layout, core.sizes, keeper.batch)
-        group = heads.shape[1] // count
-        return keeper.sources.put(heads[:, ::group])
+        return arrange
 
-    def rows(tensor: Tensor) -> Tensor:
-        """Rows of [batch, heads, destination, ...] at the asked destinations, copied."""
-        if keeper.single is not None:
-            return keeper.shelf.put(tensor[:, :, keeper.single : keeper.single + 1])
-        where = keeper.destinations.to(tensor.device)
-        return tensor.transpose(1, 2)[keeper.rows.to(tensor.device), where].transpose(1, 2)
+    def by_destination(name: str, rows: Callable[..., Tensor]) -> Arrange:
+        return lambda tensor: rows(tensor, core.layouts[name], core.sizes, keeper.batch)
 
-    def tap(leaves):
-        def argument(name: str):
-            return leaves[core.slots[name]] if name in core.slots else None
+    def every_prompt(mask: Tensor) -> Tensor:
+        middle = mask.shape[1:] if mask.dim() == 4 else (1, *mask.shape[-2:])
+        return mask.expand(keeper.batch, *middle)
 
-        run.value = distinct(leaves[core.slots["value"]], core.layouts["value"], core.n_key_value_heads)
+    value, key = distinct("value", core.n_key_value_heads), distinct("key", core.n_keys)
+    query, pattern = by_destination("query", query_rows), by_destination("pattern", pattern_rows)
+
+    def argument(leaves: list, name: str) -> Any:
+        seen = leaves[core.slots[name]] if name in core.slots else None
+        return seen.clone() if name in core.overwritten and isinstance(seen, Tensor) else seen
+
+    def tap(leaves: list) -> None:
+        keeper.note_lasting(argument(leaves, "value"), value, _attribute(run, "value"))
         if not core.fused:
-            seen = leaves[core.slots["pattern"]]
-            run.pattern = rows(pattern_rows(seen, core.layouts["pattern"], core.sizes, keeper.batch))
+            keeper.note_rows(argument(leaves, "pattern"), pattern, _attribute(run, "pattern"))
             return
-        run.key = distinct(leaves[core.slots["key"]], core.layouts["key"], core.n_keys)
-        query = query_rows(leaves[core.slots["query"]], core.layouts["query"], core.sizes, keeper.batch)
-        run.query = rows(query)
-        mask = argument("attn_mask")
+        keeper.note_lasting(argument(leaves, "key"), key, _attribute(run, "key"))
+        keeper.note_rows(argument(leaves, "query"), query, _attribute(run, "query"))
+        mask = argument(leaves, "attn_mask")
         if isinstance(mask, Tensor):
-            middle = mask.shape[1:] if mask.dim() == 4 else (1, *mask.shape[-2:])
-            run.mask = rows(mask.expand(keeper.batch, *middle))
-        causal = argument("is_causal")
+            keeper.note_rows(mask, every_prompt, _attribute(run, "mask"))
+        causal = argument(leaves, "is_causal")
         run.causal = bool(causal) if causal is not None else core.causal
 
     return tap
 
 
-def _expert_recorder(keeper: _Keeper, site: ExpertSite, out: Captured, read: bool):
+def _expert_recorder(keeper: Keeper, site: ExpertSite, out: Captured, read: bool):
     """What to do with the local recording of a sum over experts: take it apart at the destinations, drop the rest.
 
     `read` says whether what the experts read is wanted, too.
