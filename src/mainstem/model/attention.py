@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from mainstem.model.anatomy import AttentionCore, PreStep
+from mainstem.model.function_taps import FUSED
 from mainstem.model.layouts import PositionAxis, by_position, fit_output_layout, repeats
-from mainstem.model.paths import FUSED, Path, PathStep, pattern_operands
+from mainstem.model.paths import Path, PathStep, pattern_operands
 from mainstem.model.program import argument_slot
 from mainstem.model.recorder import Call, Value
 from mainstem.model.sites import SiteFinder

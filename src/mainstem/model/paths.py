@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mainstem.model.anatomy import Projection
 from mainstem.model.behaviour import affine, index_map
+from mainstem.model.function_taps import FUSED
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm, recorded_error
 from mainstem.model.program import extract, near, one_call, probe_dtype, zeros_like
 from mainstem.model.recorder import Call, Value
@@ -20,7 +21,6 @@ from mainstem.model.stream import PRODUCTS, is_weight_product
 
 MAX_STEPS = 60
 CHECKED = 64
-FUSED = "scaled_dot_product_attention"
 
 
 @dataclass(eq=False)

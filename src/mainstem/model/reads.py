@@ -16,11 +16,12 @@ from mainstem.model.anatomy import ExpertRead, Read
 from mainstem.model.behaviour import index_map
 from mainstem.model.expert_inputs import ExpertInputs, Matrix
 from mainstem.model.expert_reads import experts_source
+from mainstem.model.function_taps import FUSED
 from mainstem.model.head_norms import head_norm
 from mainstem.model.labels import Labelled
 from mainstem.model.layouts import PositionAxis
 from mainstem.model.norms import Norm
-from mainstem.model.paths import FUSED, Path, linear_map, pattern_operands
+from mainstem.model.paths import Path, linear_map, pattern_operands
 from mainstem.model.program import one_call
 from mainstem.model.recorder import Call, Recording, Value
 from mainstem.model.sites import SiteFinder
