@@ -1,8 +1,8 @@
-"""What a run's taps see, noted as it passes and copied sublayer by sublayer.
+"""What a run's taps see, noted as it passes and copied a sublayer or two at a time.
 
-A tap only notes its tensor. What is wanted of it is copied when a sublayer is over (`settle`), the rows of all its
-values in one go, and handed out when the run is (`finish`): code that runs once between two matrix products is in no
-cache and takes several times as long as in a loop, and there are hundreds of values.
+A tap only notes its tensor. What is wanted of it is copied when a sublayer is over and enough waits (`settle`), all
+rows in one go, and handed out when the run is over (`finish`): code that runs once between two matrix products is in
+no cache and takes several times as long as in a loop, and there are hundreds of values.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,9 @@ from torch import Tensor
 from mainstem.model.hooks import Site, Tap
 from mainstem.model.layouts import PositionAxis, by_position, by_token
 from mainstem.run.shelf import Shelf
+
+ENOUGH, MOST_WAITING = 6, 1 << 23
+"""How many values, or bytes of them, wait at most when a sublayer is over, to be copied together."""
 
 MOST_HELD = 1.5
 """How much more memory than is wanted may be held by keeping a reference to it."""
@@ -66,12 +69,14 @@ class Keeper:
             self._note(site, self._plain, (store,))
 
     def keep_write(self, site: Site, store: Store) -> None:
-        """Stores a write as `keep` does; the sublayer that made it is over."""
+        """Stores a write as `keep` does; the sublayer that made it is over, and what waits may be copied."""
         self.keep(site, store)
         _, note = self.taps.pop()
 
         def tap(leaves: list) -> None:
-            self.settle()
+            waiting = len(self._plain) + len(self._rows)
+            if waiting >= ENOUGH or sum(noted[0].nbytes for noted in self._plain) > MOST_WAITING:
+                self.settle()
             note(leaves)
 
         self.taps.append((site, tap))
@@ -85,7 +90,7 @@ class Keeper:
         self._lasting.append((tensor, arrange, store))
 
     def settle(self) -> None:
-        """Copies what was noted of the sublayer that is over."""
+        """Copies what was noted since the last time."""
         for tensor, arrange, store in self._lasting:
             wanted = arrange(tensor)
             if wanted.untyped_storage().nbytes() > MOST_HELD * wanted.nbytes:
@@ -124,7 +129,7 @@ class Keeper:
         for tensor, arrange, store in self._whole:
             store(arrange(tensor))
         for joined, sizes, parts in self._joined:
-            for row, (shape, store) in zip(joined.view(1, 1, -1).split(sizes, -1), parts, strict=True):
+            for row, (shape, store) in zip(joined.view(1, 1, -1).split_with_sizes(sizes, -1), parts, strict=True):
                 store(row if shape is None else row.view(shape))
         self._whole.clear()
         self._joined.clear()
