@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import handmade
 import pytest
@@ -14,10 +15,11 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from mainstem.errors import RunError
 from mainstem.model.discovery import discover
 from mainstem.model.function_taps import STAND_IN
 from mainstem.model.hooks import tapped
-from mainstem.run.capture import capture
+from mainstem.run.capture import Captured, capture
 
 BUILTIN = scaled_dot_product_attention
 
@@ -67,7 +69,27 @@ def built(attend: Callable[..., Tensor]) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("attend", [by_name, imported, InBuffers()], ids=["by_name", "imported", "in_buffers"])
+def changed_afterwards(query: Tensor, *args: Tensor) -> Tensor:
+    result = by_name(query, *args)
+    query.zero_()
+    return result
+
+
+def twice(query: Tensor, *args: Tensor) -> Tensor:
+    """The first of two calls is not by name, and comes to nothing."""
+    return by_name(query + 0.0 * imported(query, *args), *args)
+
+
+WAYS: dict[str, Callable[..., Tensor]] = {
+    "by_name": by_name,
+    "imported": imported,
+    "in_buffers": InBuffers(),
+    "changed_afterwards": changed_afterwards,
+    "twice": twice,
+}
+
+
+@pytest.mark.parametrize("attend", WAYS.values(), ids=WAYS)
 def test_the_account_is_exact_however_attention_is_called(attend: Callable[..., Tensor]) -> None:
     made = account(built(attend))
     assert not made.failures and {"heads", "subvalues", "attention_neurons"} <= made.exact
@@ -75,19 +97,69 @@ def test_the_account_is_exact_however_attention_is_called(attend: Callable[..., 
 
 def test_what_is_kept_is_the_same_whichever_way_leads_to_it() -> None:
     ids, last = zoo.prompt(9, seed=1), torch.tensor([[8]])
-    ways = {"name": by_name, "import": imported, "buffer": InBuffers()}
     runs, sites = {}, {}
-    for way, attend in ways.items():
+    for way, attend in WAYS.items():
         model = built(attend)
         anatomy = discover(model)
         runs[way] = list(capture(model, anatomy, ids, last).attention.values())
-        sites[way] = [write.attention.site for write in anatomy.writes if write.attention is not None]
-    assert [all(site.by_name for site in sites[way]) for way in ways] == [True, False, True]
-    assert not any(site.by_name for site in sites["import"])
-    for other in ("import", "buffer"):
-        for one, two in zip(runs["name"], runs[other], strict=True):
+        sites[way] = {write.attention.site.by_name for write in anatomy.writes if write.attention is not None}
+    seen_by_name = {way for way in WAYS if sites[way] == {True}}
+    assert seen_by_name == {"by_name", "in_buffers", "changed_afterwards"}
+    assert all(sites[way] == {False} for way in WAYS if way not in seen_by_name)
+    for way in WAYS:
+        for one, two in zip(runs["by_name"], runs[way], strict=True):
             for field in ("query", "key", "value", "mask"):
-                assert torch.equal(getattr(one, field), getattr(two, field)), (other, field)
+                assert torch.equal(getattr(one, field), getattr(two, field)), (way, field)
+
+
+def tensors(run: Captured) -> list[Tensor]:
+    attention = [
+        one for each in run.attention.values() for one in (each.key, each.value, each.query) if one is not None
+    ]
+    return [*run.writes, *run.sources.values(), *attention, run.stream, run.logits]
+
+
+@pytest.mark.parametrize("way", ["by_name", "in_buffers"])
+def test_what_a_run_left_is_not_changed_by_the_next(way: str) -> None:
+    model, last = built(WAYS[way]), torch.tensor([[8]])
+    anatomy = discover(model)
+    kept = tensors(capture(model, anatomy, zoo.prompt(9, seed=1), last))
+    before = [tensor.clone() for tensor in kept]
+    capture(model, anatomy, zoo.prompt(9, seed=2), last)
+    assert all(torch.equal(one, two) for one, two in zip(kept, before, strict=True))
+
+
+def test_without_reads_everything_else_is_the_same() -> None:
+    model, ids = built(by_name), zoo.prompt(9, seed=1)
+    anatomy = discover(model)
+    for last in (torch.tensor([[8]]), torch.tensor([[3, 8]])):
+        full, less = (capture(model, anatomy, ids, last, reads=reads) for reads in (True, False))
+        assert full.reads and full.block_inputs and not less.reads and not less.block_inputs
+        assert all(torch.equal(one, two) for one, two in zip(tensors(full), tensors(less), strict=True))
+
+
+def test_one_prompt_alone_keeps_what_several_destinations_keep() -> None:
+    """One destination is taken another way, which costs less."""
+    model, ids = built(by_name), zoo.prompt(9, seed=1)
+    anatomy = discover(model)
+    several = capture(model, anatomy, ids, torch.tensor([[3, 8]]))
+    for place, position in enumerate((3, 8)):
+        one = capture(model, anatomy, ids, torch.tensor([[position]]))
+        pairs = [*zip(one.reads, several.reads, strict=True), *zip(one.block_inputs, several.block_inputs, strict=True)]
+        pairs += [(one.sources[i], several.sources[i]) for i in one.sources] + [(one.logits, several.logits)]
+        assert all(torch.equal(alone[:, 0], among[:, place]) for alone, among in pairs)
+
+
+def test_a_change_in_place_that_discovery_did_not_see_is_no_wrong_number() -> None:
+    model = built(by_name)
+    anatomy = discover(model)
+
+    def change(module: nn.Module, args: tuple, output: Tensor) -> None:
+        args[0].mul_(2)
+
+    model.get_submodule("blocks.1.mlp.down").register_forward_hook(change)
+    with pytest.raises(RunError, match="changed a value in place"):
+        capture(model, anatomy, zoo.prompt(9, seed=1), torch.tensor([[8]]))
 
 
 def test_the_stand_in_goes_with_the_last_that_needs_it_also_after_an_error() -> None:
@@ -136,6 +208,30 @@ def test_what_somebody_else_put_there_stays_and_is_not_taken_for_torchs_own(monk
     assert not any(write.attention.site.by_name for write in made.anatomy.writes if write.attention is not None)
     assert not made.failures and "heads" in made.exact
     assert F.scaled_dot_product_attention is theirs
+
+
+def test_what_somebody_puts_there_after_discovery_is_seen_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids, last = built(by_name), zoo.prompt(9, seed=1), torch.tensor([[8]])
+    anatomy = discover(model)
+    first = next(iter(capture(model, anatomy, ids, last).attention.values()))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *args, **more: BUILTIN(2 * q, *args, **more))
+    doubled = next(iter(capture(model, anatomy, ids, last).attention.values()))
+    assert first.query is not None and doubled.query is not None and torch.equal(2 * first.query, doubled.query)
+
+
+def test_what_a_tap_calls_is_not_counted() -> None:
+    model = built(lambda query, *args: by_name(query + 0.0 * by_name(-query, *args), *args))
+    second = next(write.attention.site for write in discover(model).writes if write.attention is not None)
+    assert second.ordinal == 1 and second.by_name
+    seen: list[Tensor] = []
+
+    def look(leaves: list) -> None:
+        F.scaled_dot_product_attention(*leaves[:3], enable_gqa=True)
+        seen.append(leaves[0])
+
+    with tapped(model, [(replace(second, ordinal=0), look), (second, look)]):
+        model(zoo.prompt(5, seed=1))
+    assert len(seen) == 2 and torch.equal(seen[0], -seen[1])
 
 
 def test_other_modes_see_the_call_as_before() -> None:

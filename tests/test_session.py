@@ -18,6 +18,7 @@ import mainstem
 from mainstem.errors import (
     MainstemError,
 )
+from mainstem.model.function_taps import STAND_IN
 from mainstem.model.hooks import Site, tapped
 from mainstem.run.memory import LiveBytes
 from mainstem.session import Model
@@ -88,14 +89,14 @@ KINDS = ("sublayer", "head", "attention_subvalue", "attention_neuron", "ffn_neur
 
 
 def hooks_of(module: nn.Module) -> int:
-    """Hooks registered anywhere in a module, and function modes that are switched on."""
+    """Hooks registered anywhere in a module, function modes that are switched on, and who needs the stand-in."""
     own = [
         len(hooks)
         for part in module.modules()
         for name, hooks in vars(part).items()
         if name.startswith("_forward") and "hooks" in name
     ]
-    return sum(own) + len(_get_current_function_mode_stack())
+    return sum(own) + len(_get_current_function_mode_stack()) + STAND_IN.users + len(STAND_IN.watching)
 
 
 class BrokenError(Exception):

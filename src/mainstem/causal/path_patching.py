@@ -243,4 +243,4 @@ class PathPatching:
 
 def _captured(rows: EditedRows, ids: Int[Tensor, " pos"]) -> Captured:
     every = torch.arange(len(ids), device=ids.device)[None]
-    return capture(rows.model, rows.anatomy, ids[None], every, **rows.forward)
+    return capture(rows.model, rows.anatomy, ids[None], every, reads=False, **rows.forward)

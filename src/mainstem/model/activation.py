@@ -19,7 +19,7 @@ from torch import Tensor
 from mainstem.errors import LevelRefusedError
 from mainstem.model.norms import PROBE
 from mainstem.model.program import Program, extract
-from mainstem.model.recorder import Value
+from mainstem.model.recording import Value
 from mainstem.model.stream import is_weight_product
 
 PIECES = 256

@@ -7,7 +7,7 @@ import torch
 
 from mainstem.model.experts import ExpertSum
 from mainstem.model.paths import Path
-from mainstem.model.recorder import Call, Frame, Value
+from mainstem.model.recording import Call, Frame, Value
 from mainstem.units import Unit
 
 Kind = Literal["embed", "attn", "mlp", "mixer"]

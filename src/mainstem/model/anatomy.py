@@ -108,7 +108,7 @@ class AttentionCore:
 
     def argument_site(self, name: str) -> Site:
         """Where one of its arguments, by its name among `slots`, can be seen."""
-        return replace(self.site, slot=self.slots[name])
+        return replace(self.site, slot=self.slots[name], overwritten=name in self.overwritten)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mainstem.model.function_taps import FUSED
 from mainstem.model.layouts import PositionAxis, by_position, fit_output_layout, repeats
 from mainstem.model.paths import Path, PathStep, pattern_operands
 from mainstem.model.program import argument_slot
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.trees import leaves_of
 from mainstem.model.views import heads_first

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mainstem.model.program import extract
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 
 
 def stream_inputs(leaf: Value, known: set[int]) -> tuple[list[Value], list[Call]]:

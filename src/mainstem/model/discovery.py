@@ -23,7 +23,8 @@ from mainstem.model.labels import Labelled, label_writes
 from mainstem.model.outputs import logits_of
 from mainstem.model.readout import find_readout
 from mainstem.model.reads import find_reads
-from mainstem.model.recorder import Recording, Value, record
+from mainstem.model.recorder import record
+from mainstem.model.recording import Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.spine import blocks_of, latest_writes, spine_of
 from mainstem.model.stream import StreamWalk, find_head, find_root

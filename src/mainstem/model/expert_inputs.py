@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mainstem.model.hooks import Site
-from mainstem.model.recorder import Value
+from mainstem.model.recording import Value
 from mainstem.model.sites import SiteFinder
 from mainstem.units import Unit
 

@@ -19,7 +19,7 @@ from mainstem.model.behaviour import index_map
 from mainstem.model.expert_rows import ExpertRows, UnreadableError, data_operand, expert_rows, hidden_rows
 from mainstem.model.experts import expert_products
 from mainstem.model.program import one_call
-from mainstem.model.recorder import Value
+from mainstem.model.recording import Value
 from mainstem.model.stream import PRODUCTS
 
 MAX_STEPS = 30

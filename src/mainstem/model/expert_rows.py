@@ -12,7 +12,7 @@ from torch import Tensor
 from mainstem.model.behaviour import index_map
 from mainstem.model.norms import recorded_error
 from mainstem.model.program import one_call, zeros_like
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 
 INDEXING = frozenset(["__getitem__", "index_select", "select", "take_along_dim", "gather", "embedding"])
 

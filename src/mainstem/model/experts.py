@@ -24,7 +24,7 @@ from mainstem.model.expert_rows import (
 )
 from mainstem.model.norms import PROBE
 from mainstem.model.program import Program, extract, one_call, probe_dtype, probe_like, zeros_like
-from mainstem.model.recorder import Frame, Recording, Value
+from mainstem.model.recording import Frame, Recording, Value
 from mainstem.model.stream import PRODUCTS
 
 

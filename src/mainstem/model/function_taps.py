@@ -167,15 +167,21 @@ class _StandIn:
 
     def call(self, original: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """A call of the function by its name."""
-        self.here.called = isinstance(original, BuiltinFunctionType)  # another's stand-in may call it differently
+        if torch._C._is_torch_function_all_disabled():  # a tap calls it
+            return original(*args, **kwargs)
+        self.here.called = self.for_torchs_own()
         try:
             module = _innermost_module() if self.watching else None
-            for taps in reversed(self.watching):
+            for taps in self.watching[::-1]:
                 if taps.module is module:
                     return taps.call(FUSED, original, args, kwargs)
             return original(*args, **kwargs)
         finally:
             self.here.called = False
+
+    def for_torchs_own(self) -> bool:
+        """Whether it stands in the place of torch's own function: somebody else's may call that differently."""
+        return isinstance(self.original, BuiltinFunctionType)
 
     def called(self) -> bool:
         """Whether a call of the function that is under way was made by its name."""
@@ -186,8 +192,13 @@ STAND_IN = _StandIn()
 
 
 def opened(taps: FunctionTaps, by_name: bool) -> Callable[[], None]:
-    """Lets taps see their functions from now on; what is returned ends that."""
-    if by_name:
+    """Lets taps see their functions from now on; what is returned ends that.
+
+    Args:
+        taps: the taps of one module call.
+        by_name: whether all of them are of functions that are called by their name (`Site.by_name`).
+    """
+    if by_name and STAND_IN.for_torchs_own():
         STAND_IN.watching.append(taps)
         return lambda: STAND_IN.watching.remove(taps)
     mode = FunctionMode(taps)

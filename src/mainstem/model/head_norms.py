@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
 from mainstem.model.program import Program, dependents, extract, probe_dtype, probe_like
-from mainstem.model.recorder import Value
+from mainstem.model.recording import Value
 
 MAX_STEPS = 10
 

@@ -13,7 +13,7 @@ Limits: a module that is compiled or exported shows its boundary only.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import count
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class Site:
     ordinal: int = 0
     overwritten: bool = False
     positions_first: bool = False
-    by_name: bool = False
+    by_name: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         inside = f" of {self.function}#{self.ordinal}" if self.function else ""
@@ -57,13 +57,11 @@ class Site:
 
 
 class _ModuleTaps:
-    """All taps of one module, whoever asked for them: its hooks, and the function mode that its calls switch on.
+    """All taps of one module, whoever asked for them: its hooks, and what its calls open to see functions.
 
     There is one at a time for a module, so that a value goes through taps in the order in which they were asked for,
     also where the contexts are nested.
     """
-
-    __slots__ = ("calls", "handles", "inside", "inputs", "module", "open", "outputs", "users", "watches_before")
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -72,7 +70,8 @@ class _ModuleTaps:
         self.open: list[tuple[int, list[Callable[[], None]]]] = []
         self.inputs: dict[int, list[Tap]] = {}
         self.outputs: dict[int, list[Tap]] = {}
-        self.inside: dict[int, dict[bool, dict[tuple[str, str, int], list[Any]]]] = {}
+        self.inside: dict[int, dict[tuple[str, str, int], list[Any]]] = {}
+        self.by_name: dict[int, bool] = {}
         self.handles: list[Any] = [module.register_forward_hook(self.after, always_call=True)]
         self.watches_before = False
 
@@ -82,7 +81,8 @@ class _ModuleTaps:
             self.watches_before = True
             self.handles.append(self.module.register_forward_pre_hook(self.before, with_kwargs=True))
         if site.function:
-            inside = self.inside.setdefault(site.call, {}).setdefault(site.by_name, {})
+            self.by_name[site.call] = site.by_name and self.by_name.get(site.call, True)
+            inside = self.inside.setdefault(site.call, {})
             return inside.setdefault((site.where, site.function, site.ordinal), [])
         return (self.inputs if site.where == "input" else self.outputs).setdefault(site.call, [])
 
@@ -111,10 +111,9 @@ class _ModuleTaps:
         taps = self.inputs.get(call)
         new = apply(taps, (args, kwargs)) if taps else None
         if call in self.inside:  # only now, because a tap may end the run
-            for by_name, inside in self.inside[call].items():
-                wanted = {key: taps for key, taps in inside.items() if taps}
-                if wanted:
-                    functions.append(opened(FunctionTaps(module, wanted), by_name))
+            wanted = {key: taps for key, taps in self.inside[call].items() if taps}
+            if wanted:
+                functions.append(opened(FunctionTaps(module, wanted), self.by_name[call]))
         return new
 
     def after(self, module, args, output):
@@ -156,9 +155,7 @@ def tapped(
     with ExitStack() as stack:
         stack.callback(_remove, added)
         for site, tap in taps:
-            handler = handlers.get(site.path)
-            if handler is None:
-                handler = handlers[site.path] = _handler_of(modules[site.path])
+            handler = handlers.get(site.path) or handlers.setdefault(site.path, _handler_of(modules[site.path]))
             taps_there = handler.taps_at(site)
             taps_there.append(tap)
             handler.users += 1

@@ -18,7 +18,7 @@ from mainstem.model.experts import expert_sum
 from mainstem.model.paths import Path, is_attention, projection, trace_back
 from mainstem.model.program import one_call
 from mainstem.model.quantised import quantised_reason
-from mainstem.model.recorder import Recording, Value
+from mainstem.model.recording import Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import StreamWalk
 from mainstem.units import Unit

@@ -21,7 +21,7 @@ from mainstem.model.head_norms import norm_at
 from mainstem.model.norms import PROBE, Norm, recorded_error
 from mainstem.model.program import Program, dependents, extract, one_call, probe_like
 from mainstem.model.quantised import quantised_reason
-from mainstem.model.recorder import Value
+from mainstem.model.recording import Value
 from mainstem.model.stream import is_weight_product
 from mainstem.model.views import heads_first, pattern_rows, query_rows
 

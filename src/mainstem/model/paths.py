@@ -16,7 +16,7 @@ from mainstem.model.behaviour import affine, index_map
 from mainstem.model.function_taps import FUSED
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm, recorded_error
 from mainstem.model.program import extract, near, one_call, probe_dtype, zeros_like
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 from mainstem.model.stream import PRODUCTS, is_weight_product
 
 MAX_STEPS = 60

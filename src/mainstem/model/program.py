@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mainstem.model.function_taps import function_name
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 from mainstem.model.trees import leaves_of, map_leaves
 
 

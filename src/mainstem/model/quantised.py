@@ -9,7 +9,7 @@ from collections.abc import Container
 
 import torch
 
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 from mainstem.model.trees import leaves_of
 
 

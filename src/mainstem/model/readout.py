@@ -8,7 +8,7 @@ from mainstem.model.behaviour import affine
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
 from mainstem.model.paths import linear_map
 from mainstem.model.program import extract, probe_dtype
-from mainstem.model.recorder import Value
+from mainstem.model.recording import Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import is_weight_product
 

@@ -23,7 +23,7 @@ from mainstem.model.layouts import PositionAxis
 from mainstem.model.norms import Norm
 from mainstem.model.paths import Path, linear_map, pattern_operands
 from mainstem.model.program import one_call
-from mainstem.model.recorder import Call, Recording, Value
+from mainstem.model.recording import Call, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import PRODUCTS, StreamWalk, is_weight_product
 from mainstem.units import Unit

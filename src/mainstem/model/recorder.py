@@ -12,137 +12,17 @@ made out of torch's sight (custom kernels that bypass its function protocol) app
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
 from mainstem.model.function_taps import FUSED, STAND_IN, counted_by, function_name
-from mainstem.model.hooks import Site, around_call, watch_calls
+from mainstem.model.hooks import around_call, watch_calls
 from mainstem.model.outputs import logits_of
+from mainstem.model.recording import Call, Frame, Recording, Value
 from mainstem.model.trees import leaves_of, map_leaves
-
-
-@dataclass(eq=False, slots=True)
-class Frame:
-    """One call of one module."""
-
-    path: str
-    call: int
-    module: torch.nn.Module
-    parent: "Frame | None"
-    inputs: list["Value | None"] = field(default_factory=list)
-    outputs: list["Value | None"] = field(default_factory=list)
-    counts: Counter = field(default_factory=Counter)
-
-    def stack(self) -> list["Frame"]:
-        """This frame and those around it, innermost first."""
-        frames, frame = [], self
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.parent
-        return frames
-
-
-@dataclass(eq=False, slots=True)
-class Value:
-    """A tensor as it was at one moment.
-
-    `active` says that it depends on the token ids; `slot` is its place among the results of `call`, or -1 - k for the
-    k-th leaf of the arguments where the call changed that in place.
-    """
-
-    id: int
-    tensor: torch.Tensor
-    holder: torch.Tensor
-    call: "Call | None" = None
-    slot: int = 0
-    active: bool = False
-    parameter: str | None = None
-    overwritten: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
-        return tuple(self.tensor.shape)
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """One torch function call; tensors among `args` and `kwargs` are replaced by the `Value`s they were."""
-
-    name: str
-    func: Any
-    args: tuple
-    kwargs: dict
-    frame: Frame | None
-    ordinal: int
-    by_name: bool = False
-    outputs: list[Value] = field(default_factory=list)
-    _operands: list[Value] = field(init=False)
-    _active: list[Value] = field(init=False)
-
-    def __post_init__(self) -> None:
-        seen: dict[int, Value] = {}
-        for leaf in leaves_of((self.args, self.kwargs)):
-            if isinstance(leaf, Value):
-                seen.setdefault(leaf.id, leaf)
-        self._operands = list(seen.values())
-        self._active = [value for value in self._operands if value.active]
-
-    @property
-    def key(self) -> str:
-        """What the call is counted by."""
-        return counted_by(self.name, self.args)
-
-    def operands(self) -> list[Value]:
-        """Distinct values among the arguments, in their order."""
-        return list(self._operands)
-
-    def active_operands(self) -> list[Value]:
-        """Those of them that depend on the token ids."""
-        return list(self._active)
-
-    def site(self, where: Literal["arguments", "result"], slot: int, **more: bool) -> Site:
-        """Where its arguments or its result can be seen.
-
-        Raises:
-            ValueError: if it happened outside of any module.
-        """
-        if self.frame is None:
-            raise ValueError(f"{self.name} was called outside of any module")
-        frame = self.frame
-        return Site(frame.path, frame.call, where, slot, self.key, self.ordinal, by_name=self.by_name, **more)
-
-    def inside(self, frame: Frame) -> bool:
-        """Whether it happened in a module call, or in one that that made."""
-        return self.frame is not None and frame in self.frame.stack()
-
-
-@dataclass(eq=False)
-class Recording:
-    """Everything one run did, and the value of each tensor that it returned."""
-
-    values: list[Value]
-    frames: list[Frame]
-    outputs: dict[int, Value]
-    result: Any
-
-    def value_of(self, tensor: torch.Tensor) -> Value | None:
-        """The value that a returned tensor held at the end of the run."""
-        return self.outputs.get(id(tensor))
-
-    def release(self) -> None:
-        """Lets go of every tensor now: values and calls refer to each other, and would wait for the cycle collector."""
-        for value in self.values:
-            if value.call is not None:
-                value.call.outputs.clear()
-                value.call = None
-        for frame in self.frames:
-            frame.inputs, frame.outputs, frame.parent = [], [], None
-        self.values, self.frames, self.outputs = [], [], {}
 
 
 def _changes_in_place(name: str, kwargs: dict) -> bool:
@@ -204,6 +84,8 @@ class Recorder(TorchFunctionMode):
         leaves = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name = function_name(func)
         ordinals = self._count(counted_by(name, args))
+        if name == FUSED and self.frame is not None:  # the stand-in counts none but those that are called by name
+            self.frame.by_name &= STAND_IN.called()
         if any(is_functorch_wrapped_tensor(leaf) for leaf in leaves):
             return func(*args, **kwargs)
         if leaves and _changes_in_place(name, kwargs):
@@ -219,7 +101,7 @@ class Recorder(TorchFunctionMode):
         def swap(leaf):
             return operands[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf
 
-        by_name = name == FUSED and STAND_IN.called()
+        by_name = name == FUSED and self.frame is not None and self.frame.by_name
         call = Call(name, func, map_leaves(swap, args), map_leaves(swap, kwargs), self.frame, ordinals, by_name)
         active = any(value.active for value in operands.values())
         self._register(call, leaves, changed, results, active)

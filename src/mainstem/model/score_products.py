@@ -15,7 +15,7 @@ from torch import Tensor
 from mainstem.model.anatomy import AttentionCore
 from mainstem.model.attention import UnsplittableError, axes_of, einsum_terms
 from mainstem.model.program import Program, extract
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 from mainstem.model.views import pattern_rows
 
 SMALL, LARGE = 1e-3, 10.0

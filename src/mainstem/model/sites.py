@@ -14,7 +14,7 @@ import torch
 from mainstem.errors import RefusedError
 from mainstem.model.hooks import Site
 from mainstem.model.program import argument_slot
-from mainstem.model.recorder import Call, Frame, Recording, Value
+from mainstem.model.recording import Call, Frame, Recording, Value
 
 MAX_VIEWS = 4
 
@@ -104,7 +104,7 @@ class SiteFinder:
 
     def arguments(self, call: Call, value: Value) -> Site:
         """The site of `value` as an argument of `call`."""
-        return call.site("arguments", argument_slot(call, value))
+        return call.site("arguments", argument_slot(call, value), overwritten=value.overwritten)
 
     def views_of(self, value: Value) -> list[Value]:
         """`value` and the values that hold the same elements in the same order and dtype."""

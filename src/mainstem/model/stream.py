@@ -18,7 +18,7 @@ from mainstem.model.behaviour import Affine, affine, index_map
 from mainstem.model.norms import PROBE, Norm, constants_of, fit_norm
 from mainstem.model.program import extract, near, one_call, probe_like
 from mainstem.model.quantised import quantised_reason
-from mainstem.model.recorder import Call, Recording, Value
+from mainstem.model.recording import Call, Recording, Value
 
 PRODUCTS = frozenset(
     [

@@ -13,7 +13,7 @@ from torch import Tensor
 from mainstem.model.behaviour import affine
 from mainstem.model.equivariance import Reflections
 from mainstem.model.program import extract, one_call
-from mainstem.model.recorder import Call, Value
+from mainstem.model.recording import Call, Value
 from mainstem.model.turning import Gain
 from mainstem.model.turning_places import place_of, where
 

@@ -13,7 +13,7 @@ from itertools import chain, combinations, product
 
 from mainstem.model.equivariance import Reflections
 from mainstem.model.program import one_call
-from mainstem.model.recorder import Call, Frame, Value
+from mainstem.model.recording import Call, Frame, Value
 from mainstem.model.turning import Gains, Place
 from mainstem.model.turning_places import place_of, same_values
 

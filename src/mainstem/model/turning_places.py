@@ -12,7 +12,7 @@ import torch
 
 from mainstem.errors import RefusedError
 from mainstem.model.experts import data_operand
-from mainstem.model.recorder import Call, Frame, Recording, Value
+from mainstem.model.recording import Call, Frame, Recording, Value
 from mainstem.model.stream import PRODUCTS
 from mainstem.model.turning import Place, Turn
 

@@ -11,7 +11,7 @@ from mainstem.errors import RefusedError
 from mainstem.model.discovery import expand
 from mainstem.model.equivariance import BLIND, Reflections
 from mainstem.model.program import Program, dependents, extract, one_call
-from mainstem.model.recorder import Call, Frame, Recording, Value
+from mainstem.model.recording import Call, Frame, Recording, Value
 from mainstem.model.sites import SiteFinder
 from mainstem.model.stream import PRODUCTS, StreamWalk, is_weight_product
 from mainstem.model.turning import Bracket, Gains, Place, Turn, Turning

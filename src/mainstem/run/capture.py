@@ -3,7 +3,8 @@
 Writes are kept by reference, and so are keys and values where nothing else lies in their memory; of those that are
 repeated for several heads the distinct ones are copied. What is needed at the asked destinations alone (query rows,
 pattern rows, what W_O reads, neurons' activations, results of reads) is copied row by row, so no tensor of positions x
-positions is held. A tensor that the model later changes in place is copied when it is seen.
+positions is held for longer than a sublayer or two. A tensor that the model later changes in place is copied when it is
+seen.
 
 Cost: one hook for each kept value, and what `function_taps` needs in attention modules; see `make bench`.
 """
@@ -56,7 +57,7 @@ class AttentionRun:
 class Captured:
     """Everything kept of one run; rows of "destination" are those of `destinations` [batch, n].
 
-    `order` is the order in which the writes were seen.
+    `order` is the order in which the writes were seen; `reads` and `block_inputs` are empty if they were not asked for.
     """
 
     destinations: Tensor
@@ -194,15 +195,15 @@ def _attention_tap(keeper: Keeper, core: AttentionCore, run: AttentionRun) -> Ta
         return seen.clone() if name in core.overwritten and isinstance(seen, Tensor) else seen
 
     def tap(leaves: list) -> None:
-        keeper.note_lasting(argument(leaves, "value"), value, _attribute(run, "value"))
+        keeper.note_lasting(argument(leaves, "value"), value, _attribute(run, "value"), core.site)
         if not core.fused:
-            keeper.note_rows(argument(leaves, "pattern"), pattern, _attribute(run, "pattern"))
+            keeper.note_rows(argument(leaves, "pattern"), pattern, _attribute(run, "pattern"), core.site)
             return
-        keeper.note_lasting(argument(leaves, "key"), key, _attribute(run, "key"))
-        keeper.note_rows(argument(leaves, "query"), query, _attribute(run, "query"))
+        keeper.note_lasting(argument(leaves, "key"), key, _attribute(run, "key"), core.site)
+        keeper.note_rows(argument(leaves, "query"), query, _attribute(run, "query"), core.site)
         mask = argument(leaves, "attn_mask")
         if isinstance(mask, Tensor):
-            keeper.note_rows(mask, every_prompt, _attribute(run, "mask"))
+            keeper.note_rows(mask, every_prompt, _attribute(run, "mask"), core.site)
         causal = argument(leaves, "is_causal")
         run.causal = bool(causal) if causal is not None else core.causal
 

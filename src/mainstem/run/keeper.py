@@ -6,11 +6,13 @@ no cache and takes several times as long as in a loop, and there are hundreds of
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mainstem.errors import RunError
 from mainstem.model.hooks import Site, Tap
 from mainstem.model.layouts import PositionAxis, by_position, by_token
 from mainstem.run.shelf import Shelf
@@ -23,8 +25,27 @@ MOST_HELD = 1.5
 
 Store = Callable[[Tensor], None]
 Arrange = Callable[[Tensor], Tensor]
-Noted = tuple[Tensor, Arrange, Store]
 Part = tuple[torch.Size | None, Store]
+
+
+@dataclass(eq=False, slots=True)
+class _Noted:
+    """A tensor that a tap saw: how it is arranged (None: by token), where that goes, its version and its site."""
+
+    tensor: Tensor
+    arrange: Arrange | None
+    store: Store
+    version: int
+    site: Site
+
+    def require_unchanged(self) -> None:
+        """Raises RunError if the tensor was changed in place since it was seen."""
+        if self.tensor._version != self.version:
+            raise RunError(
+                "The model changed a value in place after it was seen, as it did not when its structure was discovered",
+                str(self.site),
+                "Discover the structure again in the state in which the model runs now.",
+            )
 
 
 class Keeper:
@@ -43,15 +64,27 @@ class Keeper:
         self.taps: list[tuple[Site, Tap]] = []
         self._single = int(destinations) if destinations.numel() == 1 else None
         self._shelf, self._sources = Shelf(1 << 18), Shelf(1 << 24, many=2 * attentions)
-        self._rows: list[Noted] = []
-        self._plain: list[tuple[Tensor, Store]] = []
-        self._lasting: list[Noted] = []
-        self._whole: list[Noted] = []
+        self._rows: list[_Noted] = []
+        self._lasting: list[_Noted] = []
+        self._whole: list[_Noted] = []
+        self._taken: list[tuple[Tensor, Store]] = []
         self._joined: list[tuple[Tensor, list[int], list[Part]]] = []
 
     def keep(self, site: Site, store: Store) -> None:
         """Stores [batch, positions, rest] of what is at a site, by reference."""
-        self._note(site, self._whole, (self._by_token(site), store))
+        self.taps.append((site, self._noting(site, store)))
+
+    def keep_write(self, site: Site, store: Store) -> None:
+        """Stores a write as `keep` does; the sublayer that made it is over, and what waits may be copied."""
+        note = self._noting(site, store)
+
+        def tap(leaves: list) -> None:
+            waiting = [*self._rows, *self._lasting]
+            if len(waiting) >= ENOUGH or sum(noted.tensor.nbytes for noted in waiting) > MOST_WAITING:
+                self.settle()
+            note(leaves)
+
+        self.taps.append((site, tap))
 
     def keep_rows(self, site: Site, store: Store, axis: PositionAxis | None = None) -> None:
         """Stores [batch, destination, rest] of what is at a site.
@@ -61,58 +94,68 @@ class Keeper:
             store: receives the rows.
             axis: of the positions, where they have one of their own.
         """
-        if axis is not None:
-            self._note(site, self._rows, (self._by_position(axis), store))
-        elif self._single is None:
-            self._note(site, self._rows, (self._by_token(site), store))
-        else:
-            self._note(site, self._plain, (store,))
-
-    def keep_write(self, site: Site, store: Store) -> None:
-        """Stores a write as `keep` does; the sublayer that made it is over, and what waits may be copied."""
-        self.keep(site, store)
-        _, note = self.taps.pop()
+        arrange = None if axis is None else self._by_position(axis)
+        slot, overwritten = site.slot, site.overwritten
 
         def tap(leaves: list) -> None:
-            waiting = len(self._plain) + len(self._rows)
-            if waiting >= ENOUGH or sum(noted[0].nbytes for noted in self._plain) > MOST_WAITING:
-                self.settle()
-            note(leaves)
+            tensor = leaves[slot]
+            self.note_rows(tensor.clone() if overwritten else tensor, arrange, store, site)
 
         self.taps.append((site, tap))
 
-    def note_rows(self, tensor: Tensor, arrange: Arrange, store: Store) -> None:
-        """Stores the rows at the destinations of a tensor that `arrange` makes [batch, ..., positions, rest]."""
-        self._rows.append((tensor, arrange, store))
+    def note_rows(self, tensor: Tensor, arrange: Arrange | None, store: Store, site: Site) -> None:
+        """Stores the rows at the destinations of a tensor.
 
-    def note_lasting(self, tensor: Tensor, arrange: Arrange, store: Store) -> None:
-        """Stores what `arrange` makes of a tensor: by reference, or a copy where most of its memory is not wanted."""
-        self._lasting.append((tensor, arrange, store))
+        Args:
+            tensor: is to be copied before it changes.
+            arrange: makes it [batch, ..., positions, rest]; None where its elements are in the order of the tokens.
+            store: receives the rows.
+            site: where it was seen.
+        """
+        if tensor.is_inference():  # whether it changes cannot be told
+            tensor = tensor.clone()
+        self._rows.append(_Noted(tensor, arrange, store, tensor._version, site))
+
+    def note_lasting(self, tensor: Tensor, arrange: Arrange, store: Store, site: Site) -> None:
+        """Stores what `arrange` makes of a tensor, by reference where that costs no other memory, or else a copy."""
+        if _is_reused(tensor):
+            tensor = tensor.clone()
+        self._lasting.append(_Noted(tensor, arrange, store, tensor._version, site))
 
     def settle(self) -> None:
-        """Copies what was noted since the last time."""
-        for tensor, arrange, store in self._lasting:
-            wanted = arrange(tensor)
+        """Copies what was noted since the last time.
+
+        Raises:
+            RunError: if the model has changed some of it, as it did not in the run that discovered its structure.
+        """
+        for noted in self._lasting:
+            assert noted.arrange is not None
+            wanted = noted.arrange(noted.tensor)
             if wanted.untyped_storage().nbytes() > MOST_HELD * wanted.nbytes:
-                wanted = self._sources.put(wanted)
-            self._whole.append((wanted, _as_it_is, store))
+                noted.require_unchanged()
+                self._taken.append((self._sources.put(wanted), noted.store))
+            else:
+                self._whole.append(_Noted(wanted, _as_it_is, noted.store, noted.version, noted.site))
         self._lasting.clear()
+        for noted in self._rows:
+            noted.require_unchanged()
         if self._single is None:
-            self._whole += [(self._indexed(arrange(seen)), _as_it_is, store) for seen, arrange, store in self._rows]
-        else:
+            self._taken += [(self._indexed(self._arranged(noted)), noted.store) for noted in self._rows]
+        elif self._rows:
             self._take_rows(self._single)
         self._rows.clear()
 
     def _take_rows(self, place: int) -> None:
         """Copies the rows of one destination of one prompt; a slice is many times cheaper than an index."""
-        positions = self.positions
-        rows = [tensor.reshape(positions, -1)[place] for tensor, _ in self._plain]
-        parts: list[Part] = [(None, store) for _, store in self._plain]
-        self._plain.clear()
-        for tensor, arrange, store in self._rows:
-            row = arrange(tensor).narrow(-2, place, 1)
-            rows.append(row.reshape(-1))
-            parts.append((row.shape, store))
+        rows, parts, positions = [], [], self.positions
+        for noted in self._rows:
+            if noted.arrange is None:
+                rows.append(noted.tensor.reshape(positions, -1)[place])
+                parts.append((None, noted.store))
+            else:
+                row = noted.arrange(noted.tensor).narrow(-2, place, 1)
+                rows.append(row.reshape(-1))
+                parts.append((row.shape, noted.store))
         kinds = {(row.dtype, row.device) for row in rows}
         for kind in kinds:
             if len(kinds) == 1:
@@ -124,15 +167,22 @@ class Keeper:
             self._joined.append((self._shelf.join(members, sum(sizes)), sizes, own))
 
     def finish(self) -> None:
-        """Stores all that was kept; the run is over, and the taps are of no more use."""
+        """Stores all that was kept; the run is over, and the taps are of no more use.
+
+        Raises:
+            RunError: as `settle`.
+        """
         self.settle()
-        for tensor, arrange, store in self._whole:
-            store(arrange(tensor))
+        for noted in self._whole:
+            noted.require_unchanged()
+            noted.store(self._arranged(noted))
+        for tensor, store in self._taken:
+            store(tensor)
         for joined, sizes, parts in self._joined:
             for row, (shape, store) in zip(joined.view(1, 1, -1).split_with_sizes(sizes, -1), parts, strict=True):
                 store(row if shape is None else row.view(shape))
-        self._whole.clear()
-        self._joined.clear()
+        for kept in (self._whole, self._taken, self._joined):
+            kept.clear()
         self.taps.clear()  # they refer to this, and this to them: memory would wait for the garbage collector
 
     def at(self, tensor: Tensor) -> Tensor:
@@ -145,21 +195,30 @@ class Keeper:
         rows, destinations = self.rows.to(tensor.device), self.destinations.to(tensor.device)
         return tensor.movedim(-2, 1)[rows, destinations].movedim(1, -2)
 
-    def _by_token(self, site: Site) -> Arrange:
-        return lambda tensor: by_token(tensor, site, self.batch, self.positions)
+    def _arranged(self, noted: _Noted) -> Tensor:
+        if noted.arrange is not None:
+            return noted.arrange(noted.tensor)
+        return by_token(noted.tensor, noted.site, self.batch, self.positions)
 
     def _by_position(self, axis: PositionAxis) -> Arrange:
         return lambda tensor: by_position(tensor, axis, self.batch, self.positions)
 
-    def _note(self, site: Site, noted: list, more: tuple) -> None:
-        """Adds a tap that notes its tensor."""
-        slot, overwritten = site.slot, site.overwritten
+    def _noting(self, site: Site, store: Store) -> Tap:
+        """A tap that notes what is kept by reference."""
+        noted, slot, overwritten = self._whole, site.slot, site.overwritten
 
         def tap(leaves: list) -> None:
             tensor = leaves[slot]
-            noted.append((tensor.clone() if overwritten else tensor, *more))
+            if overwritten or _is_reused(tensor):
+                tensor = tensor.clone()
+            noted.append(_Noted(tensor, None, store, tensor._version, site))
 
-        self.taps.append((site, tap))
+        return tap
+
+
+def _is_reused(tensor: Tensor) -> bool:
+    """Whether a tensor may lie in memory that the next run uses again: what outlives a run was written in place."""
+    return tensor.is_inference() or tensor._version > 0
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from mainstem.errors import LevelRefusedError
 from mainstem.model.anatomy import Anatomy, AttentionCore, Write
 from mainstem.model.operands import OperandMap, operand_map
 from mainstem.model.reads import score_product
-from mainstem.model.recorder import Call, Frame, Recording, Value, recorded_call
+from mainstem.model.recorder import recorded_call
+from mainstem.model.recording import Call, Frame, Recording, Value
 from mainstem.model.score_products import ScoreFactor, score_factor, side_layouts
 from mainstem.model.trees import leaves_of
 
