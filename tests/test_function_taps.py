@@ -1,5 +1,7 @@
 """Fused attention seen by standing in its place: where it is called by its name, and nowhere else."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from mainstem.causal.tracked import _tap
 from mainstem.errors import RunError
 from mainstem.model.discovery import discover
 from mainstem.model.function_taps import STAND_IN
@@ -217,6 +220,68 @@ def test_what_somebody_puts_there_after_discovery_is_seen_through(monkeypatch: p
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *args, **more: BUILTIN(2 * q, *args, **more))
     doubled = next(iter(capture(model, anatomy, ids, last).attention.values()))
     assert first.query is not None and doubled.query is not None and torch.equal(2 * first.query, doubled.query)
+
+
+def test_what_somebody_puts_there_while_taps_are_open_is_seen_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = built(by_name), []
+    site = next(write.attention.site for write in discover(model).writes if write.attention is not None)
+    with tapped(model, [(site, lambda leaves: seen.append(leaves[0]))]):
+        model(zoo.prompt(5, seed=1))
+        with monkeypatch.context() as patch:
+            patch.setattr(F, "scaled_dot_product_attention", lambda q, *args, **more: BUILTIN(2 * q, *args, **more))
+            model(zoo.prompt(5, seed=1))
+    assert len(seen) == 2 and torch.equal(2 * seen[0], seen[1])
+
+
+@pytest.mark.parametrize("way", ["by_name", "in_buffers", "changed_afterwards"])
+@pytest.mark.parametrize("destinations", [[8], [3, 8]])
+def test_what_is_kept_does_not_depend_on_inference_mode_or_gradients(way: str, destinations: list[int]) -> None:
+    model, ids, last = built(WAYS[way]), zoo.prompt(9, seed=1), torch.tensor([destinations])
+    anatomy = discover(model)
+    expected = tensors(capture(model, anatomy, ids, last))
+    runs, forward = [], model.forward
+    with torch.inference_mode():
+        runs.append(capture(model, anatomy, ids, last))
+    modes = [torch.inference_mode()] + [torch.enable_grad()] * (way != "changed_afterwards")
+    for mode in modes:  # a gradient cannot be had where the query is changed
+        model.forward = mode(forward)
+        runs.append(capture(model, anatomy, ids, last))
+    for run in runs:
+        assert all(torch.equal(one, two) for one, two in zip(tensors(run), expected, strict=True))
+
+
+def test_nothing_is_held_after_an_error() -> None:
+    """Not until the garbage collector comes either."""
+    model = built(by_name)
+    anatomy = discover(model)
+    made: list[weakref.ref] = []
+
+    def note(module: nn.Module, args: tuple, output: Tensor) -> None:
+        made.append(weakref.ref(output))
+
+    def fail(module: nn.Module, args: tuple) -> None:
+        raise ZeroDivisionError
+
+    model.get_submodule("blocks.0.mlp").register_forward_hook(note)
+    model.get_submodule("blocks.2.mlp").register_forward_pre_hook(fail)
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError) as caught:
+            capture(model, anatomy, zoo.prompt(9, seed=1), torch.tensor([[8]]))
+        del caught
+        assert made and made[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_gradients_values_stay_as_they_were_though_the_model_changes_them() -> None:
+    model, ids = built(changed_afterwards), zoo.prompt(9, seed=1)
+    core = next(write.attention for write in discover(model).writes if write.attention is not None)
+    site, values = core.argument_site("query"), {}
+    assert site.overwritten
+    with torch.no_grad(), tapped(model, [(site, _tap(site, None, values))]):
+        model(ids)
+    assert bool(values[site].abs().sum() > 0)
 
 
 def test_what_a_tap_calls_is_not_counted() -> None:

@@ -156,6 +156,8 @@ def _run(
 def _tap(site: Site, change: Replace | None, values: dict[Site, Tensor]) -> Tap:
     def tap(leaves: list[Any]) -> list[Any] | None:
         value = leaves[site.slot] if change is None else change(leaves[site.slot])
+        if site.overwritten:  # the model may hold the very tensor, if it is a function's argument
+            value = value.clone()
         values[site] = value
         if change is None and not site.overwritten:
             return None

@@ -180,8 +180,9 @@ class _StandIn:
             self.here.called = False
 
     def for_torchs_own(self) -> bool:
-        """Whether it stands in the place of torch's own function: somebody else's may call that differently."""
-        return isinstance(self.original, BuiltinFunctionType)
+        """Whether models call it, and it calls torch's own function: somebody else's in either place may call otherwise."""
+        there = getattr(torch.nn.functional, FUSED)
+        return there is self.function and isinstance(self.original, BuiltinFunctionType)
 
     def called(self) -> bool:
         """Whether a call of the function that is under way was made by its name."""

@@ -107,13 +107,14 @@ def capture(
     sites = dict.fromkeys(write.experts for write in anatomy.writes if write.experts is not None)
     read = {read.site for read in anatomy.expert_reads}
     with ExitStack() as stack:
+        stack.callback(keeper.release)
         for site in sites:
             done = _expert_recorder(keeper, site, out, site in read)
             stack.enter_context(recorded_call(model, site.path, site.call, done))
         stack.enter_context(tapped(model, [*edits, *keeper.taps]))
         result = model(input_ids=input_ids, **forward)
-    keeper.finish()
-    out.logits = keeper.at(logits_of(result))
+        keeper.finish()
+        out.logits = keeper.at(logits_of(result))
     return out
 
 

@@ -5,7 +5,8 @@ rows in one go, and handed out when the run is over (`finish`): code that runs o
 no cache and takes several times as long as in a loop, and there are hundreds of values.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +72,7 @@ class Keeper:
         self._joined: list[tuple[Tensor, list[int], list[Part]]] = []
 
     def keep(self, site: Site, store: Store) -> None:
-        """Stores [batch, positions, rest] of what is at a site, by reference."""
+        """Stores [batch, positions, rest] of what is at a site: by reference, or a copy of what is written in place."""
         self.taps.append((site, self._noting(site, store)))
 
     def keep_write(self, site: Site, store: Store) -> None:
@@ -99,7 +100,7 @@ class Keeper:
 
         def tap(leaves: list) -> None:
             tensor = leaves[slot]
-            self.note_rows(tensor.clone() if overwritten else tensor, arrange, store, site)
+            self.note_rows(_copy(tensor) if overwritten else tensor, arrange, store, site)
 
         self.taps.append((site, tap))
 
@@ -113,13 +114,13 @@ class Keeper:
             site: where it was seen.
         """
         if tensor.is_inference():  # whether it changes cannot be told
-            tensor = tensor.clone()
+            tensor = _copy(tensor)
         self._rows.append(_Noted(tensor, arrange, store, tensor._version, site))
 
     def note_lasting(self, tensor: Tensor, arrange: Arrange, store: Store, site: Site) -> None:
-        """Stores what `arrange` makes of a tensor, by reference where that costs no other memory, or else a copy."""
-        if _is_reused(tensor):
-            tensor = tensor.clone()
+        """Stores what `arrange` makes of a tensor, by reference where nothing else is held and nothing writes there."""
+        if _may_be_reused(tensor):
+            tensor = _copy(tensor)
         self._lasting.append(_Noted(tensor, arrange, store, tensor._version, site))
 
     def settle(self) -> None:
@@ -128,17 +129,20 @@ class Keeper:
         Raises:
             RunError: if the model has changed some of it, as it did not in the run that discovered its structure.
         """
+        with _tracked():
+            self._settle()
+
+    def _settle(self) -> None:
+        for noted in (*self._lasting, *self._rows):
+            noted.require_unchanged()
         for noted in self._lasting:
             assert noted.arrange is not None
             wanted = noted.arrange(noted.tensor)
             if wanted.untyped_storage().nbytes() > MOST_HELD * wanted.nbytes:
-                noted.require_unchanged()
                 self._taken.append((self._sources.put(wanted), noted.store))
             else:
                 self._whole.append(_Noted(wanted, _as_it_is, noted.store, noted.version, noted.site))
         self._lasting.clear()
-        for noted in self._rows:
-            noted.require_unchanged()
         if self._single is None:
             self._taken += [(self._indexed(self._arranged(noted)), noted.store) for noted in self._rows]
         elif self._rows:
@@ -172,7 +176,11 @@ class Keeper:
         Raises:
             RunError: as `settle`.
         """
-        self.settle()
+        with _tracked():
+            self._finish()
+
+    def _finish(self) -> None:
+        self._settle()
         for noted in self._whole:
             noted.require_unchanged()
             noted.store(self._arranged(noted))
@@ -181,15 +189,16 @@ class Keeper:
         for joined, sizes, parts in self._joined:
             for row, (shape, store) in zip(joined.view(1, 1, -1).split_with_sizes(sizes, -1), parts, strict=True):
                 store(row if shape is None else row.view(shape))
-        for kept in (self._whole, self._taken, self._joined):
+
+    def release(self) -> None:
+        """Lets go of everything: the taps and this refer to each other, and memory would wait for the collector."""
+        for kept in (self._rows, self._lasting, self._whole, self._taken, self._joined, self.taps):
             kept.clear()
-        self.taps.clear()  # they refer to this, and this to them: memory would wait for the garbage collector
 
     def at(self, tensor: Tensor) -> Tensor:
         """[batch, ..., destination, rest]: a copy of the asked rows of [batch, ..., positions, rest]."""
-        if self._single is None:
-            return self._indexed(tensor)
-        return tensor.narrow(-2, self._single, 1).clone()
+        with _tracked():
+            return self._indexed(tensor) if self._single is None else tensor.narrow(-2, self._single, 1).clone()
 
     def _indexed(self, tensor: Tensor) -> Tensor:
         rows, destinations = self.rows.to(tensor.device), self.destinations.to(tensor.device)
@@ -209,15 +218,30 @@ class Keeper:
 
         def tap(leaves: list) -> None:
             tensor = leaves[slot]
-            if overwritten or _is_reused(tensor):
-                tensor = tensor.clone()
+            if overwritten or _may_be_reused(tensor):
+                tensor = _copy(tensor)
             noted.append(_Noted(tensor, None, store, tensor._version, site))
 
         return tap
 
 
-def _is_reused(tensor: Tensor) -> bool:
-    """Whether a tensor may lie in memory that the next run uses again: what outlives a run was written in place."""
+@contextmanager
+def _tracked() -> Iterator[None]:
+    """Tensors made inside have version counters, also in inference mode, and no gradients."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    with _tracked():
+        return tensor.clone()
+
+
+def _may_be_reused(tensor: Tensor) -> bool:
+    """Whether a tensor may lie in memory that the next run uses again: what outlives a run was written in place.
+
+    A model that keeps a tensor of one run and writes into it in the next is not seen by this.
+    """
     return tensor.is_inference() or tensor._version > 0
 
 
