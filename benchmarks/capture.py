@@ -2,17 +2,13 @@
 
     make bench            or     python -m benchmarks.capture [--rounds 15] [--lengths 16 128 1024]
 
-"capture" keeps every write, every attention output before W_O, all keys and values, and the query rows and neuron
-activations of the asked destination; "with reads" also the result of every read and the stream that enters each block,
-from which the certificate of reads is made, as a trace does.
-
-Memory that a run gives back is left to the process (`MALLOC_TRIM_THRESHOLD_`, for glibc): otherwise it depends on what
-ran before whether the next one pays for thousands of page faults, or the bare forward does.
+"capture" keeps every write, every attention output before W_O, all keys and values, and the query rows of the asked
+destination; "with neurons" also its neurons' activations; "with reads" also the result of every read and the stream
+that enters each block, from which the certificate of reads is made, as a trace does.
 """
 
 import argparse
-import os
-import sys
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,6 +16,7 @@ import torch
 import mainstem
 from benchmarks.ratios import compare, peak_memory, table
 from mainstem.analysis.decompose import LEVELS, decompose
+from mainstem.model.anatomy import Anatomy
 from mainstem.run.capture import capture
 
 TEXT = "The river rises in the hills and runs through the town to the sea. "
@@ -49,19 +46,23 @@ def measure(model: "mainstem.Model", length: int, rounds: int) -> None:
     def bare() -> object:
         return model.module(input_ids=inputs.ids, **inputs.forward)
 
-    def captured(reads: bool) -> object:
-        return capture(model.module, model.anatomy, inputs.ids, last, reads=reads, **inputs.forward)
+    def captured(anatomy: Anatomy, reads: bool) -> object:
+        return capture(model.module, anatomy, inputs.ids, last, reads=reads, **inputs.forward)
 
-    captures = {"capture": partial(captured, False), "capture with reads": partial(captured, True)}
+    whole = model.anatomy
+    writes = [replace(write, source=None) if write.neurons else write for write in whole.writes]
+    captures = {
+        "capture": partial(captured, replace(whole, writes=writes), False),
+        "with neurons": partial(captured, whole, False),
+        "with reads": partial(captured, whole, True),
+    }
+    table(f"{length} tokens: times over the bare forward", compare(bare, captures, rounds))
     levels = {f"decompose: {level}": (lambda level=level: decompose(moment, level)) for level in LEVELS}
-    table(f"{length} tokens: times over the bare forward", compare(bare, captures | levels, rounds))
+    table(f"{length} tokens: decomposition", compare(bare, levels, rounds))
     memory = {"bare forward": peak_memory(bare)} | {name: peak_memory(run) for name, run in captures.items()}
     memory |= {f"decompose: {level}": peak_memory(lambda level=level: decompose(moment, level)) for level in LEVELS}
     table(f"{length} tokens: peak memory in MiB", memory)
 
 
 if __name__ == "__main__":
-    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:  # is read when a process starts
-        kept = {"MALLOC_TRIM_THRESHOLD_": str(1 << 31), "MALLOC_MMAP_THRESHOLD_": str(1 << 31)}
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.capture", *sys.argv[1:]], os.environ | kept)
     main()

@@ -7,7 +7,6 @@ whether it is enough (`Site.by_name`).
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -84,8 +83,8 @@ class FunctionTaps:
 
     def __init__(self, module: torch.nn.Module, taps: Mapping[tuple[str, str, int], list[Any]]) -> None:
         self.module, self.taps = module, taps
-        self.names = {name for _, name, _ in taps}
-        self.counts: Counter[str] = Counter()
+        self.names = {name for (_, name, _), there in taps.items() if there}
+        self.counts = dict.fromkeys(self.names, 0)
 
     def call(self, name: str, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """What the model's call of a function returns."""
@@ -180,7 +179,7 @@ class _StandIn:
             self.here.called = False
 
     def for_torchs_own(self) -> bool:
-        """Whether models call it, and it calls torch's own function: somebody else's in either place may call otherwise."""
+        """Whether models call it, and it calls torch's own function: other people's may call otherwise."""
         there = getattr(torch.nn.functional, FUSED)
         return there is self.function and isinstance(self.original, BuiltinFunctionType)
 

@@ -72,14 +72,17 @@ class _ModuleTaps:
         self.outputs: dict[int, list[Tap]] = {}
         self.inside: dict[int, dict[tuple[str, str, int], list[Any]]] = {}
         self.by_name: dict[int, bool] = {}
-        self.handles: list[Any] = [module.register_forward_hook(self.after, always_call=True)]
-        self.watches_before = False
+        self.handles: list[Any] = []
+        self.watches_before = self.watches_after = False
 
     def taps_at(self, site: Site) -> list[Any]:
         """The list of the taps at a site of this module."""
         if not self.watches_before and site.where != "output":
             self.watches_before = True
             self.handles.append(self.module.register_forward_pre_hook(self.before, with_kwargs=True))
+        if not self.watches_after and site.where != "input":
+            self.watches_after = True
+            self.handles.append(self.module.register_forward_hook(self.after, always_call=True))
         if site.function:
             self.by_name[site.call] = site.by_name and self.by_name.get(site.call, True)
             inside = self.inside.setdefault(site.call, {})
@@ -107,13 +110,13 @@ class _ModuleTaps:
     def before(self, module, args, kwargs):
         call, self.calls = self.calls, self.calls + 1
         functions: list[Callable[[], None]] = []
-        self.open.append((call, functions))
+        if self.watches_after:
+            self.open.append((call, functions))
         taps = self.inputs.get(call)
         new = apply(taps, (args, kwargs)) if taps else None
-        if call in self.inside:  # only now, because a tap may end the run
-            wanted = {key: taps for key, taps in self.inside[call].items() if taps}
-            if wanted:
-                functions.append(opened(FunctionTaps(module, wanted), self.by_name[call]))
+        inside = self.inside.get(call)
+        if inside and any(inside.values()):  # only now, because a tap may end the run
+            functions.append(opened(FunctionTaps(module, inside), self.by_name[call]))
         return new
 
     def after(self, module, args, output):
@@ -147,15 +150,17 @@ def tapped(
         taps: what to show or replace, and where.
         begin: is called with the arguments of each forward pass before it runs.
 
-    Cost: one hook pair for each module named by a site.
+    Cost: one hook for each module whose inputs or outputs are named by a site, a pair where both are, or a function.
     """
-    modules = dict(model.named_modules())
+    modules = {"": model}
     handlers: dict[str, _ModuleTaps] = {}
     added: list[tuple[_ModuleTaps, list[Any], Any]] = []
     with ExitStack() as stack:
         stack.callback(_remove, added)
         for site, tap in taps:
-            handler = handlers.get(site.path) or handlers.setdefault(site.path, _handler_of(modules[site.path]))
+            handler = handlers.get(site.path)
+            if handler is None:
+                handler = handlers[site.path] = _handler_of(_module_at(site.path, modules))
             taps_there = handler.taps_at(site)
             taps_there.append(tap)
             handler.users += 1
@@ -173,6 +178,14 @@ def tapped(
         if any(site.by_name for site, _ in taps):
             stack.enter_context(STAND_IN.needed())
         yield
+
+
+def _module_at(path: str, known: dict[str, torch.nn.Module]) -> torch.nn.Module:
+    """The module at a path; `known` holds the model under "", and what has been found before."""
+    if path not in known:
+        owner, _, name = path.rpartition(".")
+        known[path] = getattr(_module_at(owner, known), name)
+    return known[path]
 
 
 def _remove(added: list[tuple[_ModuleTaps, list[Any], Any]]) -> None:

@@ -106,6 +106,9 @@ def repeats(heads: Tensor) -> int:
 
 def by_token(tensor: Tensor, site: Site, batch: int, positions: int) -> Tensor:
     """What is at a site as [batch, positions, rest], expanded where the model computes it once for all rows."""
+    shape = tensor.shape
+    if len(shape) == 3 and shape[0] == batch and shape[1] == positions and not site.positions_first:
+        return tensor
     if site.positions_first and tensor.shape[:2] == (positions, batch):
         tensor = tensor.transpose(0, 1)
     if batch > 1 and (tensor.shape[0] == 1 or tensor.shape[:-1] == (positions,)):

@@ -12,20 +12,22 @@ from typing import Any
 
 def leaves_of(tree: Any) -> list[Any]:
     """Everything in `tree` that is no tuple, list or dictionary, in order."""
+    if not isinstance(tree, _CONTAINERS):
+        return [tree]
     found: list[Any] = []
     _collect(tree, found)
     return found
 
 
+_CONTAINERS = (tuple, list, dict)
+
+
 def _collect(tree: Any, found: list[Any]) -> None:
-    if isinstance(tree, tuple | list):
-        for item in tree:
+    for item in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(item, _CONTAINERS):
             _collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _collect(item, found)
-    else:
-        found.append(tree)
+        else:
+            found.append(item)
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:

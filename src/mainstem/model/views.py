@@ -1,6 +1,7 @@
 """Attention's operands in one arrangement: [batch, heads, positions, coordinate], whatever the model's own is."""
 
 from collections.abc import Mapping
+from functools import cache
 
 from einops import rearrange
 from torch import Tensor
@@ -8,8 +9,7 @@ from torch import Tensor
 
 def heads_first(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int) -> Tensor:
     """A key or value argument with layout over b, h (or k, g, own), s and d or j, as [batch, heads, source, ...]."""
-    last = "d" if "d" in layout.split(" ") else "j"
-    return _arrange(tensor, layout, sizes, batch, f"s {last}")
+    return _arrange(tensor, layout, sizes, batch, _source_and_coordinate(layout))
 
 
 def pattern_rows(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int) -> Tensor:
@@ -27,8 +27,18 @@ def result_rows(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: in
     return _arrange(tensor, layout, sizes, batch, "t j")
 
 
+@cache
+def _source_and_coordinate(layout: str) -> str:
+    return "s d" if "d" in layout.split(" ") else "s j"
+
+
+@cache
+def _in_order(layout: str, ending: str) -> bool:
+    return layout in (f"b h {ending}", f"b own {ending}")
+
+
 def _arrange(tensor: Tensor, layout: str, sizes: Mapping[str, int], batch: int, ending: str) -> Tensor:
-    if layout in (f"b {heads} {ending}" for heads in ("h", "own")):
+    if _in_order(layout, ending):
         return tensor
     words = layout.replace("(", " ").replace(")", " ").split()
     heads = [name for name in ("h", "k", "g", "own") if name in words]

@@ -12,7 +12,7 @@ Cost: one hook for each kept value, and what `function_taps` needs in attention 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from jaxtyping import Int
@@ -28,6 +28,8 @@ from mainstem.model.outputs import logits_of
 from mainstem.model.recorder import recorded_call
 from mainstem.model.views import heads_first, pattern_rows, query_rows
 from mainstem.run.keeper import Arrange, Keeper, Store
+
+Rows = Callable[[Tensor, str, dict[str, int], int], Tensor]
 
 
 @dataclass(eq=False)
@@ -95,8 +97,7 @@ def capture(
         reads: whether the results of reads and the stream that enters each block are wanted, for their certificate.
         forward: further arguments of the forward call (attention mask, position ids).
     """
-    attentions = len({write.attention.site for write in anatomy.writes if write.attention is not None})
-    keeper = Keeper(input_ids.shape[1], destinations, attentions)
+    keeper = Keeper(input_ids.shape[1], destinations)
     out = Captured(destinations, [], torch.empty(0), torch.empty(0), {}, {}, {}, {}, {}, [], [], [])
     out.writes = [torch.empty(0)] * len(anatomy.writes)
     _keep_stream(keeper, anatomy, out)
@@ -121,7 +122,7 @@ def capture(
 def _keep_stream(keeper: Keeper, anatomy: Anatomy, out: Captured) -> None:
     keeper.keep(anatomy.readout.stream_site, _attribute(out, "stream"))
     for i, write in enumerate(anatomy.writes):
-        keeper.keep_write(write.site, _ordered(_setter(out.writes, i), out.order, i))
+        keeper.keep_write(write.site, _setter(out.writes, i), partial(out.order.append, i))
     for gate in gates_of(anatomy.graph):
         out.gates[gate] = torch.empty(0)
         keeper.keep(gate.site, _setter(out.gates, gate))
@@ -145,16 +146,6 @@ def _setter(container, key):
 
 def _attribute(owner: object, name: str) -> Store:
     return lambda tensor: setattr(owner, name, tensor)
-
-
-def _ordered(store, order: list[int], index: int):
-    """Stores, and notes that write `index` came next."""
-
-    def noting(tensor: Tensor) -> None:
-        store(tensor)
-        order.append(index)
-
-    return noting
 
 
 def _keep_write(keeper: Keeper, index: int, write: Write, out: Captured) -> None:
@@ -181,32 +172,36 @@ def _attention_tap(keeper: Keeper, core: AttentionCore, run: AttentionRun) -> Ta
 
         return arrange
 
-    def by_destination(name: str, rows: Callable[..., Tensor]) -> Arrange:
+    def by_destination(name: str, rows: Rows) -> Arrange:
         return lambda tensor: rows(tensor, core.layouts[name], core.sizes, keeper.batch)
 
     def every_prompt(mask: Tensor) -> Tensor:
         middle = mask.shape[1:] if mask.dim() == 4 else (1, *mask.shape[-2:])
         return mask.expand(keeper.batch, *middle)
 
-    value, key = distinct("value", core.n_key_value_heads), distinct("key", core.n_keys)
-    query, pattern = by_destination("query", query_rows), by_destination("pattern", pattern_rows)
-
-    def argument(leaves: list, name: str) -> Any:
-        seen = leaves[core.slots[name]] if name in core.slots else None
-        return seen.clone() if name in core.overwritten and isinstance(seen, Tensor) else seen
+    lasting, rows = keeper.note_lasting, keeper.note_rows
+    kept = [("value", "value", distinct("value", core.n_key_value_heads), lasting)]
+    if core.fused:
+        kept.append(("key", "key", distinct("key", core.n_keys), lasting))
+        kept.append(("query", "query", by_destination("query", query_rows), rows))
+        kept.append(("attn_mask", "mask", every_prompt, rows))
+    else:
+        kept.append(("pattern", "pattern", by_destination("pattern", pattern_rows), rows))
+    slots, site = core.slots, core.site
+    notes = [
+        (slots[name], name in core.overwritten, note, arrange, _attribute(run, attribute))
+        for name, attribute, arrange, note in kept
+        if name in slots
+    ]
+    is_causal = slots.get("is_causal") if core.fused else None
 
     def tap(leaves: list) -> None:
-        keeper.note_lasting(argument(leaves, "value"), value, _attribute(run, "value"), core.site)
-        if not core.fused:
-            keeper.note_rows(argument(leaves, "pattern"), pattern, _attribute(run, "pattern"), core.site)
-            return
-        keeper.note_lasting(argument(leaves, "key"), key, _attribute(run, "key"), core.site)
-        keeper.note_rows(argument(leaves, "query"), query, _attribute(run, "query"), core.site)
-        mask = argument(leaves, "attn_mask")
-        if isinstance(mask, Tensor):
-            keeper.note_rows(mask, every_prompt, _attribute(run, "mask"), core.site)
-        causal = argument(leaves, "is_causal")
-        run.causal = bool(causal) if causal is not None else core.causal
+        for slot, overwritten, note, arrange, store in notes:
+            tensor = leaves[slot]
+            if isinstance(tensor, Tensor):
+                note(tensor.clone() if overwritten else tensor, arrange, store, site)
+        if is_causal is not None and leaves[is_causal] is not None:
+            run.causal = bool(leaves[is_causal])
 
     return tap
 

@@ -8,34 +8,40 @@ other in a few large blocks.
 import torch
 from torch import Tensor
 
+from mainstem.run.blocks import BLOCKS
+
+FIRST, LAST = 1 << 18, 1 << 22
+"""Bytes of a first block; each further one is twice as large as the one before, up to the second number."""
+
 
 class Shelf:
-    """Blocks of memory, by dtype and device, each filled from its beginning.
+    """Blocks of memory, by dtype and device, each filled from its beginning; in main memory they are used again."""
 
-    Args:
-        most: bytes of a block at most, unless one copy has more.
-        many: how many copies of the size of a block's first one it has room for at most.
-    """
-
-    def __init__(self, most: int, many: int | None = None) -> None:
-        self.most, self.many = most, many
+    def __init__(self) -> None:
         self._blocks: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
 
     def put(self, tensor: Tensor) -> Tensor:
         """A contiguous copy."""
         return self._room(tensor, tensor.numel()).view(tensor.shape).copy_(tensor)
 
-    def join(self, rows: list[Tensor], size: int) -> Tensor:
-        """A copy of one-dimensional tensors of one dtype and device, one after the other; `size` is what they have."""
-        return torch.cat(rows, out=self._room(rows[0], size))
+    def join(self, rows: list[Tensor]) -> tuple[Tensor, list[int]]:
+        """[1, 1, entry]: a copy of [1, n] tensors of one dtype and device one after the other; and what each n is."""
+        sizes = [row.shape[1] for row in rows]
+        room = self._room(rows[0], sum(sizes))
+        torch.cat(rows, 1, out=room.view(1, -1))
+        return room.view(1, 1, -1), sizes
 
     def _room(self, like: Tensor, size: int) -> Tensor:
         """The next `size` entries for values of the dtype and device of `like`."""
-        key = (like.dtype, like.device)
+        key, each = (like.dtype, like.device), like.element_size()
         block, used = self._blocks.get(key, (None, 0))
         if block is None or used + size > block.numel():
-            most = self.most // like.element_size()
-            room = max(size, most if self.many is None else min(most, self.many * size))
-            block, used = torch.empty(room, dtype=like.dtype, device=like.device), 0
+            room = FIRST if block is None else min(LAST, 2 * block.nbytes)
+            while room < min(size * each, LAST):
+                room *= 2
+            if room >= size * each and like.device.type == "cpu":
+                block, used = BLOCKS.take(room).view(like.dtype), 0
+            else:
+                block, used = torch.empty(max(size, room // each), dtype=like.dtype, device=like.device), 0
         self._blocks[key] = block, used + size
         return block[used : used + size]
