@@ -50,7 +50,7 @@ def measure(model: "mainstem.Model", length: int, rounds: int) -> None:
         return capture(model.module, anatomy, inputs.ids, last, reads=reads, **inputs.forward)
 
     whole = model.anatomy
-    writes = [replace(write, source=None) if write.neurons else write for write in whole.writes]
+    writes = tuple(replace(write, source=None) if write.neurons else write for write in whole.writes)
     captures = {
         "capture": partial(captured, replace(whole, writes=writes), False),
         "with neurons": partial(captured, whole, False),

@@ -22,9 +22,19 @@ from mainstem.errors import RunError
 from mainstem.model.discovery import discover
 from mainstem.model.function_taps import STAND_IN
 from mainstem.model.hooks import tapped
+from mainstem.run import keeper
 from mainstem.run.capture import Captured, capture
 
 BUILTIN = scaled_dot_product_attention
+
+
+@pytest.fixture(autouse=True, params=["as they are", "large writes", "at once"])
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test with small writes copied together, with all of them kept by reference, and with nothing waiting."""
+    if request.param == "large writes":
+        monkeypatch.setattr(keeper, "LARGE", 0)
+    elif request.param == "at once":
+        monkeypatch.setattr(keeper, "ENOUGH", 1)
 
 
 def by_name(*args: Tensor) -> Tensor:
@@ -247,11 +257,14 @@ def test_what_is_kept_does_not_depend_on_inference_mode_or_gradients(way: str, d
         model.forward = mode(forward)
         runs.append(capture(model, anatomy, ids, last))
     for run in runs:
+        assert not any(one.requires_grad or one.is_inference() for one in tensors(run))
+        assert not any(one.requires_grad or one.is_inference() for one in tensors(run))
         assert all(torch.equal(one, two) for one, two in zip(tensors(run), expected, strict=True))
 
 
-def test_nothing_is_held_after_an_error() -> None:
+def test_nothing_is_held_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not until the garbage collector comes either."""
+    monkeypatch.setattr(keeper, "ENOUGH", 1 << 20)
     model = built(by_name)
     anatomy = discover(model)
     made: list[weakref.ref] = []

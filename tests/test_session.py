@@ -20,7 +20,9 @@ from mainstem.errors import (
 )
 from mainstem.model.function_taps import STAND_IN
 from mainstem.model.hooks import Site, tapped
+from mainstem.run import keeper
 from mainstem.run.memory import LiveBytes
+from mainstem.run.shelf import Shelf
 from mainstem.session import Model
 from mainstem.targets import Target
 
@@ -234,7 +236,24 @@ def sizes_of(tensors: list[Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
+@pytest.mark.parametrize(("name", "more"), [("llama", {}), ("mixtral", {"experts_implementation": "eager"})])
+def test_a_trace_made_in_inference_mode_is_what_it_is_outside(name: str, more: dict[str, str]) -> None:
+    model = mainstem.open(zoo.build(name, **more))
+    outside = model.trace(ids_of())
+    with torch.inference_mode():
+        inside = model.trace(ids_of())
+    for level in ("sublayers", "units"):
+        assert torch.equal(inside.decompose(level).total(), outside.decompose(level).total())
+
+
+@pytest.fixture
+def without_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies have memory of their own, so that it can be counted."""
+    monkeypatch.setattr(keeper, "Shelf", lambda *_: Shelf(0))
+
+
 @pytest.mark.parametrize(("name", "attention"), WITH_ATTENTION)
+@pytest.mark.usefixtures("without_blocks")
 def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) -> None:
     model = mainstem.open(zoo.build(name, attn_implementation=attention))
     held = []
@@ -247,6 +266,7 @@ def test_no_tensor_of_positions_by_positions_is_held(name: str, attention: str) 
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gpt_neox"])
+@pytest.mark.usefixtures("without_blocks")
 def test_what_a_trace_holds_grows_by_writes_keys_and_values(name: str) -> None:
     model = mainstem.open(zoo.build(name))
     _ = model.anatomy

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from mainstem.run.blocks import Blocks
-from mainstem.run.shelf import FIRST, LAST, Shelf
+from mainstem.run.shelf import FIRST, Shelf
 
 
+@pytest.mark.parametrize("most", [0, FIRST, 1 << 22])
 @pytest.mark.parametrize("rows", [1, 1 << 10, 1 << 15])
-def test_copies_have_their_own_numbers_whatever_the_block(rows: int) -> None:
-    own, originals, copies = Shelf(), [], []
+def test_copies_have_their_own_numbers_whatever_the_block(rows: int, most: int) -> None:
+    own, originals, copies = Shelf(most), [], []
     for number, dtype in enumerate([torch.float32, torch.bool, torch.float64, torch.bfloat16, torch.int64] * 3):
         count = rows * (number + 1)
         original = torch.arange(7 * count).remainder(5).to(dtype).reshape(count, 7).T[::2]
@@ -35,11 +36,14 @@ def test_many_copies_share_a_block_and_an_empty_one_needs_none() -> None:
     assert float(own.put(torch.tensor(2.5))) == 2.5
 
 
-def test_blocks_grow_to_a_largest_size_and_what_is_larger_has_its_own() -> None:
-    own = Shelf()
+def test_blocks_grow_and_what_has_more_than_half_of_the_largest_lies_alone() -> None:
+    own, most = Shelf(4 * FIRST), 4 * FIRST
     sizes = [own.put(torch.zeros(FIRST // 8)).untyped_storage().nbytes() for _ in range(60)]
-    assert sizes == sorted(sizes) and sizes[0] == FIRST and sizes[-1] == LAST
-    assert own.put(torch.zeros(LAST)).untyped_storage().nbytes() == 4 * LAST
+    assert sizes == sorted(sizes) and set(sizes) == {FIRST, 2 * FIRST, most}
+    assert own.put(torch.zeros(most // 4)).untyped_storage().nbytes() == most
+    before = own.put(torch.zeros(1)).untyped_storage().data_ptr()
+    assert own.put(torch.zeros(most // 8 + 1)).untyped_storage().nbytes() == most // 2 + 4
+    assert own.put(torch.zeros(1)).untyped_storage().data_ptr() == before
 
 
 def test_rows_that_are_joined_lie_one_after_the_other_and_are_no_views() -> None:
@@ -64,9 +68,12 @@ def test_a_block_is_used_again_when_nothing_shares_its_memory_and_not_before(way
     place, held = block.data_ptr(), lasting(block)[way]
     del block
     gc.collect()
-    assert blocks.take(64).data_ptr() != place
+    other = blocks.take(64)
+    assert other.data_ptr() != place
+    assert not blocks._idle
     del held
     gc.collect()
+    assert [one.ctypes.data for one in blocks._idle[64]] != []
     places = {one.data_ptr() for one in [blocks.take(64), blocks.take(64)]}
     assert place in places and len(places) == 2
 
@@ -86,6 +93,7 @@ def test_no_more_than_asked_is_kept() -> None:
     taken = [blocks.take(40) for _ in range(5)]
     places = {block.data_ptr() for block in taken}
     del taken
+    assert len(blocks._idle[40]) == 2
     again = [blocks.take(40) for _ in range(2)]
     assert {block.data_ptr() for block in again} <= places
     assert not any(blocks._idle.values())

@@ -181,7 +181,7 @@ def tapped(
 
 
 def _module_at(path: str, known: dict[str, torch.nn.Module]) -> torch.nn.Module:
-    """The module at a path; `known` holds the model under "", and what has been found before."""
+    """`get_submodule` with a memory: `known` holds the model under "", and what has been found before."""
     if path not in known:
         owner, _, name = path.rpartition(".")
         known[path] = getattr(_module_at(owner, known), name)

@@ -1,12 +1,12 @@
 """One run of a model with everything kept that its anatomy names.
 
-Writes are kept by reference, and so are keys and values where nothing else lies in their memory; of those that are
-repeated for several heads the distinct ones are copied. What is needed at the asked destinations alone (query rows,
-pattern rows, what W_O reads, neurons' activations, results of reads) is copied row by row, so no tensor of positions x
-positions is held for longer than a sublayer or two. A tensor that the model later changes in place is copied when it is
-seen.
+Large writes are kept by reference, and so are keys and values where nothing else lies in their memory; small writes
+are copied, and of keys and values that are repeated for several heads the distinct ones. What is needed at the asked
+destinations alone (query rows, pattern rows, what W_O reads, neurons' activations, results of reads) is copied row by
+row, so no tensor of positions x positions is held for longer than a few sublayers. A tensor that the model later
+changes in place is copied when it is seen.
 
-Cost: one hook for each kept value, and what `function_taps` needs in attention modules; see `make bench`.
+Cost: hooks of modules that hold kept values, and what `function_taps` needs in those of attention; see `make bench`.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from mainstem.model.hooks import Site, Tap, tapped
 from mainstem.model.outputs import logits_of
 from mainstem.model.recorder import recorded_call
 from mainstem.model.views import heads_first, pattern_rows, query_rows
-from mainstem.run.keeper import Arrange, Keeper, Store
+from mainstem.run.keeper import Arrange, Keeper, Store, copy_of
 
 Rows = Callable[[Tensor, str, dict[str, int], int], Tensor]
 
@@ -76,6 +76,7 @@ class Captured:
     order: list[int]
 
 
+@torch.inference_mode(False)  # of a caller: there nothing tells what is changed in place
 @torch.no_grad()
 def capture(
     model: torch.nn.Module,
@@ -120,7 +121,7 @@ def capture(
 
 
 def _keep_stream(keeper: Keeper, anatomy: Anatomy, out: Captured) -> None:
-    keeper.keep(anatomy.readout.stream_site, _attribute(out, "stream"))
+    keeper.keep(anatomy.readout.stream_site, _attribute(out, "stream"), last=True)
     for i, write in enumerate(anatomy.writes):
         keeper.keep_write(write.site, _setter(out.writes, i), partial(out.order.append, i))
     for gate in gates_of(anatomy.graph):
@@ -199,7 +200,7 @@ def _attention_tap(keeper: Keeper, core: AttentionCore, run: AttentionRun) -> Ta
         for slot, overwritten, note, arrange, store in notes:
             tensor = leaves[slot]
             if isinstance(tensor, Tensor):
-                note(tensor.clone() if overwritten else tensor, arrange, store, site)
+                note(copy_of(tensor) if overwritten else tensor, arrange, store, site)
         if is_causal is not None and leaves[is_causal] is not None:
             run.causal = bool(leaves[is_causal])
 

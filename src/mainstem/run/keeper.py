@@ -1,4 +1,4 @@
-"""What a run's taps see, noted as it passes and copied a sublayer or two at a time.
+"""What a run's taps see, noted as it passes and copied a few sublayers at a time.
 
 A tap only notes its tensor. What is wanted of it is copied when a sublayer is over and enough waits (`settle`), all in
 one go, and handed out when the run is over (`finish`): code that runs once between two matrix products is in no cache
@@ -23,13 +23,15 @@ ENOUGH, MOST_WAITING = 24, 1 << 23
 """How many values, or bytes of them, wait at most when a sublayer is over, to be copied together."""
 
 LARGE = 1 << 20
-"""Bytes of a value that is kept by reference; smaller ones are copied into memory that is used again."""
+"""Bytes from which a write is kept by reference; smaller ones are copied into memory that is used again."""
 
 MOST_HELD = 1.5
 """How much more memory than is wanted may be held by keeping a reference to it."""
 
 Store = Callable[[Tensor], None]
 Arrange = Callable[[Tensor], Tensor]
+Kind = tuple[torch.dtype, torch.device]
+Pieces = tuple[list[Tensor], list[torch.Size | None], list[Store]]
 Result = TypeVar("Result")
 
 
@@ -68,20 +70,27 @@ class Keeper:
         self.rows = torch.arange(self.batch, device=destinations.device)[:, None]
         self.taps: list[tuple[Site, Tap]] = []
         self._single = int(destinations) if destinations.numel() == 1 else None
-        self._shelf = Shelf()
+        self._row_shelf, self._shelf = Shelf(), Shelf(1 << 24)
         self._waiting: list[_Noted] = []
         self._referred: list[_Noted] = []
         self._copies: list[tuple[Tensor, Store]] = []
         self._joined: list[tuple[Tensor, list[int], list[torch.Size | None], list[Store]]] = []
 
-    def keep(self, site: Site, store: Store) -> None:
-        """Stores [batch, positions, rest] of what is at a site: by reference, or a copy of what is written in place."""
+    def keep(self, site: Site, store: Store, last: bool = False) -> None:
+        """Stores [batch, positions, rest] of what is at a site: by reference, or a copy of what is written in place.
+
+        Args:
+            site: the site.
+            store: receives the value when the run is over.
+            last: whether nothing more is kept; what waits is then copied, so that little is held beside the logits.
+        """
         arrange, slot, overwritten = self._by_token(site), site.slot, site.overwritten
 
         def tap(leaves: list) -> None:
-            self.settle()
+            if last:
+                self.settle()
             tensor = leaves[slot]
-            self._refer(_copy(tensor) if overwritten else tensor, arrange, store, site)
+            self._refer(copy_of(tensor) if overwritten else tensor, arrange, store, site)
 
         self.taps.append((site, tap))
 
@@ -100,7 +109,7 @@ class Keeper:
             passed()
             if len(waiting) >= ENOUGH or sum([noted.tensor.nbytes for noted in waiting]) > MOST_WAITING:
                 self.settle()
-            tensor = _copy(leaves[slot]) if overwritten else leaves[slot]
+            tensor = copy_of(leaves[slot]) if overwritten else leaves[slot]
             if tensor.nbytes < LARGE:
                 self._wait(tensor, arrange, store, site, True)
             else:
@@ -121,7 +130,7 @@ class Keeper:
 
         def tap(leaves: list) -> None:
             tensor = leaves[slot]
-            self._wait(_copy(tensor) if overwritten else tensor, arrange, store, site, False)
+            self._wait(copy_of(tensor) if overwritten else tensor, arrange, store, site, False)
 
         self.taps.append((site, tap))
 
@@ -140,18 +149,20 @@ class Keeper:
         """Stores what `arrange` makes of a tensor, by reference where nothing else is held and nothing writes there."""
         wanted = arrange(tensor)
         if wanted.untyped_storage().nbytes() > MOST_HELD * wanted.nbytes:
-            self._wait(tensor, arrange, store, site, True)
+            self._wait(wanted, _as_it_is, store, site, True)
         else:
             self._refer(wanted, _as_it_is, store, site)
 
     def _wait(self, tensor: Tensor, arrange: Arrange, store: Store, site: Site, whole: bool) -> None:
         if tensor.is_inference():  # whether it changes cannot be told
-            tensor = _copy(tensor)
+            tensor = copy_of(tensor)
         self._waiting.append(_Noted(tensor, arrange, store, tensor._version, site, whole))
 
     def _refer(self, tensor: Tensor, arrange: Arrange, store: Store, site: Site) -> None:
         if _may_be_reused(tensor):
-            tensor = _copy(tensor)
+            tensor = copy_of(tensor)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         self._referred.append(_Noted(tensor, arrange, store, tensor._version, site, True))
 
     def settle(self) -> None:
@@ -163,31 +174,39 @@ class Keeper:
         _tracked(self._settle)
 
     def _settle(self) -> None:
-        """Copies: what is contiguous or one row all in one call, for each dtype and device."""
-        single, kinds = self._single, {}
+        """Copies what is whole and contiguous in one call for each dtype and device, and so what is one row."""
+        single = self._single
+        wholes: dict[Kind, Pieces] = {}
+        rows: dict[Kind, Pieces] = {}
         for noted in self._waiting:
             noted.require_unchanged()
-            wanted, store = noted.arrange(noted.tensor), noted.store
+            tensor, store = noted.tensor, noted.store
+            wanted = noted.arrange(tensor)
             if noted.whole:
                 if not wanted.is_contiguous():
-                    self._copies.append((self._shelf.put(wanted), store))
+                    self._copies.append((self._put(tensor, wanted, noted.arrange), store))
                     continue
-                row, shape = wanted.view(1, -1), wanted.shape
+                kinds, row, shape = wholes, wanted.view(1, -1), wanted.shape
             elif single is None:
                 self._copies.append((self._indexed(wanted), store))
                 continue
             elif wanted.dim() == 3:
-                row, shape = wanted.select(1, single), None
+                kinds, row, shape = rows, wanted.select(1, single), None
             else:
                 row = wanted.narrow(-2, single, 1)
-                row, shape = row.reshape(1, -1), row.shape
-            rows, shapes, stores = kinds.setdefault((row.dtype, row.device), ([], [], []))
-            rows.append(row)
+                kinds, row, shape = rows, row.reshape(1, -1), row.shape
+            pieces, shapes, stores = kinds.setdefault((row.dtype, row.device), ([], [], []))
+            pieces.append(row)
             shapes.append(shape)
             stores.append(store)
         self._waiting.clear()
-        for rows, shapes, stores in kinds.values():
-            self._joined.append((*self._shelf.join(rows), shapes, stores))
+        for shelf, kinds in ((self._shelf, wholes), (self._row_shelf, rows)):
+            for pieces, shapes, stores in kinds.values():
+                self._joined.append((*shelf.join(pieces), shapes, stores))
+
+    def _put(self, tensor: Tensor, wanted: Tensor, arrange: Arrange) -> Tensor:
+        """A copy of what is wanted of a tensor; of what is expanded for all rows once."""
+        return arrange(self._shelf.put(tensor)) if wanted.numel() > tensor.numel() else self._shelf.put(wanted)
 
     def finish(self) -> None:
         """Stores all that was kept; the run is over, and the taps are of no more use.
@@ -239,7 +258,8 @@ def _tracked(compute: Callable[..., Result], *arguments) -> Result:
         return compute(*arguments)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def copy_of(tensor: Tensor) -> Tensor:
+    """A copy whose changes can be told, without gradients."""
     return _tracked(tensor.clone)
 
 

@@ -10,14 +10,20 @@ from torch import Tensor
 
 from mainstem.run.blocks import BLOCKS
 
-FIRST, LAST = 1 << 18, 1 << 22
-"""Bytes of a first block; each further one is twice as large as the one before, up to the second number."""
+FIRST = 1 << 18
+"""Bytes of a first block."""
 
 
 class Shelf:
-    """Blocks of memory, by dtype and device, each filled from its beginning; in main memory they are used again."""
+    """Blocks of memory, by dtype and device, each filled from its beginning; in main memory they are used again.
 
-    def __init__(self) -> None:
+    Args:
+        most: bytes of a block at most; each block is twice as large as the one before until then. What has more than
+            half of it lies alone.
+    """
+
+    def __init__(self, most: int = FIRST) -> None:
+        self.most = most
         self._blocks: dict[tuple[torch.dtype, torch.device], tuple[Tensor, int]] = {}
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -33,15 +39,16 @@ class Shelf:
 
     def _room(self, like: Tensor, size: int) -> Tensor:
         """The next `size` entries for values of the dtype and device of `like`."""
-        key, each = (like.dtype, like.device), like.element_size()
+        key, bytes_needed = (like.dtype, like.device), size * like.element_size()
+        if bytes_needed > self.most // 2:
+            return torch.empty(size, dtype=like.dtype, device=like.device)
         block, used = self._blocks.get(key, (None, 0))
         if block is None or used + size > block.numel():
-            room = FIRST if block is None else min(LAST, 2 * block.nbytes)
-            while room < min(size * each, LAST):
+            room = FIRST if block is None else min(self.most, 2 * block.nbytes)
+            while room < bytes_needed:
                 room *= 2
-            if room >= size * each and like.device.type == "cpu":
-                block, used = BLOCKS.take(room).view(like.dtype), 0
-            else:
-                block, used = torch.empty(max(size, room // each), dtype=like.dtype, device=like.device), 0
+            in_main_memory = like.device.type == "cpu"
+            memory = BLOCKS.take(room) if in_main_memory else torch.empty(room, dtype=torch.uint8, device=like.device)
+            block, used = memory.view(like.dtype), 0
         self._blocks[key] = block, used + size
         return block[used : used + size]
