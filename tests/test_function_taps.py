@@ -163,14 +163,23 @@ def test_one_prompt_alone_keeps_what_several_destinations_keep() -> None:
         assert all(torch.equal(alone[:, 0], among[:, place]) for alone, among in pairs)
 
 
-def test_a_change_in_place_that_discovery_did_not_see_is_no_wrong_number() -> None:
+@pytest.mark.parametrize(
+    ("path", "given"), [("blocks.1.mlp.down", True), ("blocks.1.mlp", False), ("blocks.2.mlp", False)]
+)
+def test_a_change_in_place_that_discovery_did_not_see_is_no_wrong_number(path: str, given: bool) -> None:
+    """Of a neuron's input that was noted, and of a write, after it was seen, in memory that the model holds."""
     model = built(by_name)
     anatomy = discover(model)
+    held: list[Tensor] = []
+    model.get_submodule(path).register_forward_hook(
+        lambda module, args, output: held.append(args[0] if given else output)
+    )
 
     def change(module: nn.Module, args: tuple, output: Tensor) -> None:
-        args[0].mul_(2)
+        held.pop().mul_(2)
 
-    model.get_submodule("blocks.1.mlp.down").register_forward_hook(change)
+    at = path if given else path.removesuffix(".mlp")
+    model.get_submodule(at).register_forward_hook(change)
     with pytest.raises(RunError, match="changed a value in place"):
         capture(model, anatomy, zoo.prompt(9, seed=1), torch.tensor([[8]]))
 
