@@ -238,12 +238,23 @@ def sizes_of(tensors: list[Tensor]) -> int:
 
 @pytest.mark.parametrize(("name", "more"), [("llama", {}), ("mixtral", {"experts_implementation": "eager"})])
 def test_a_trace_made_in_inference_mode_is_what_it_is_outside(name: str, more: dict[str, str]) -> None:
+    outside = mainstem.open(zoo.build(name, **more)).trace(ids_of())
     model = mainstem.open(zoo.build(name, **more))
-    outside = model.trace(ids_of())
     with torch.inference_mode():
-        inside = model.trace(ids_of())
+        inside = model.trace(ids_of())  # its structure is discovered here, too
     for level in ("sublayers", "units"):
         assert torch.equal(inside.decompose(level).total(), outside.decompose(level).total())
+
+
+def test_what_is_taken_out_of_a_trace_holds_nothing_else() -> None:
+    trace = opened("gpt2").trace(ids_of())
+    for name in ("blocks.0.hook_resid_pre", "blocks.1.hook_resid_mid", "blocks.1.hook_resid_post", "L1.mlp"):
+        assert trace[name].untyped_storage().nbytes() <= 2 * trace[name].nbytes
+    batch = mainstem.open(zoo.build("gpt2")).trace([ids_of()] * 3)
+    for write in batch.run.first.writes:
+        rows = {write[row].data_ptr() for row in range(3)}
+        assert len(rows) == (1 if write.stride(0) == 0 else 3)
+    assert any(write.stride(0) == 0 for write in batch.run.first.writes)  # positions, the same for all
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ SHORT_PROBE = 7
 """How long the prompt of a certificate is: a source and a destination of their own, at little cost."""
 
 
+@torch.inference_mode(False)  # of a caller: there nothing tells what is changed in place
 @torch.no_grad()
 def discover(model: torch.nn.Module, **forward: Any) -> Anatomy:
     """The anatomy of a causal language model.

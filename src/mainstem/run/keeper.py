@@ -20,7 +20,10 @@ from mainstem.model.layouts import PositionAxis, by_position, by_token
 from mainstem.run.shelf import Shelf
 
 ENOUGH, MOST_WAITING = 24, 1 << 23
-"""How many values, or bytes of them, wait at most when a sublayer is over, to be copied together."""
+"""How many values, or bytes of what is wanted of them, wait at most when a sublayer is over, to be copied together."""
+
+BLOCKS_OF_ROWS, BLOCKS_OF_WHOLES = 1 << 20, 1 << 24
+"""Bytes of the largest blocks in which copies lie beside each other."""
 
 LARGE = 1 << 20
 """Bytes from which a write is kept by reference; smaller ones are copied into memory that is used again."""
@@ -70,7 +73,7 @@ class Keeper:
         self.rows = torch.arange(self.batch, device=destinations.device)[:, None]
         self.taps: list[tuple[Site, Tap]] = []
         self._single = int(destinations) if destinations.numel() == 1 else None
-        self._row_shelf, self._shelf = Shelf(), Shelf(1 << 24)
+        self._row_shelf, self._shelf = Shelf(BLOCKS_OF_ROWS), Shelf(BLOCKS_OF_WHOLES)
         self._waiting: list[_Noted] = []
         self._referred: list[_Noted] = []
         self._copies: list[tuple[Tensor, Store]] = []
@@ -95,7 +98,7 @@ class Keeper:
         self.taps.append((site, tap))
 
     def keep_write(self, site: Site, store: Store, passed: Callable[[], None]) -> None:
-        """Stores a write as `keep` does; the sublayer that made it is over, and what waits may be copied.
+        """Stores a write, a copy if it is small; the sublayer that made it is over, and what waits may be copied.
 
         Args:
             site: the site.
@@ -180,11 +183,10 @@ class Keeper:
         rows: dict[Kind, Pieces] = {}
         for noted in self._waiting:
             noted.require_unchanged()
-            tensor, store = noted.tensor, noted.store
-            wanted = noted.arrange(tensor)
+            wanted, store = noted.arrange(noted.tensor), noted.store
             if noted.whole:
                 if not wanted.is_contiguous():
-                    self._copies.append((self._put(tensor, wanted, noted.arrange), store))
+                    self._copies.append((self._put(wanted), store))
                     continue
                 kinds, row, shape = wholes, wanted.view(1, -1), wanted.shape
             elif single is None:
@@ -204,9 +206,11 @@ class Keeper:
             for pieces, shapes, stores in kinds.values():
                 self._joined.append((*shelf.join(pieces), shapes, stores))
 
-    def _put(self, tensor: Tensor, wanted: Tensor, arrange: Arrange) -> Tensor:
-        """A copy of what is wanted of a tensor; of what is expanded for all rows once."""
-        return arrange(self._shelf.put(tensor)) if wanted.numel() > tensor.numel() else self._shelf.put(wanted)
+    def _put(self, wanted: Tensor) -> Tensor:
+        """A copy; of what is the same memory for all rows of the batch only one."""
+        if wanted.shape[0] > 1 and wanted.stride(0) == 0:
+            return self._shelf.put(wanted[:1]).expand_as(wanted)
+        return self._shelf.put(wanted)
 
     def finish(self) -> None:
         """Stores all that was kept; the run is over, and the taps are of no more use.

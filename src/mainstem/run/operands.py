@@ -87,6 +87,7 @@ def attention_operands(
     return made
 
 
+@torch.inference_mode(False)  # as for a discovery
 @torch.no_grad()
 def operands_of(
     module: torch.nn.Module, anatomy: Anatomy, writes: Iterable[int], input_ids: Int[Tensor, "1 pos"], **forward: Any

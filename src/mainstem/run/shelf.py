@@ -19,7 +19,7 @@ class Shelf:
 
     Args:
         most: bytes of a block at most; each block is twice as large as the one before until then. What has more than
-            half of it lies alone.
+            half of it lies alone, in memory that is not used again.
     """
 
     def __init__(self, most: int = FIRST) -> None:

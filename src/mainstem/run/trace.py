@@ -157,7 +157,8 @@ class RunTrace:
         captured = self._captures[0]
         writes = [self._tokens(write, row) for write in captured.writes]
         gates = {gate: self._tokens(value, row) for gate, value in captured.gates.items()}
-        return evaluate(self.anatomy.graph, writes, gates).values[node]
+        value = evaluate(self.anatomy.graph, writes, gates).values[node]
+        return value.clone()  # a write as it is would hold the memory of others
 
     def _tokens(self, tensor: Tensor, row: int) -> Tensor:
         return tensor[row, self.inputs.padding[row] :]
